@@ -1,0 +1,31 @@
+# `make demo` and `make test` each work alone on a fresh machine: they make the virtual
+# environment, install into it and run. A stamp file in the environment says what it holds.
+
+PYTHON ?= python3
+WORKERS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/.stamp-bench
+	$(BIN)/python examples/quickstart.py
+
+test: lint
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS)
+
+lint: $(VENV)/.stamp-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.stamp-%: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[$*]'
+	touch $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
