@@ -77,7 +77,7 @@ class Schedule:
         """
         boundary = _boundary_position(graph, order)
         last_read = _last_reads(graph, order)
-        deliveries = _deliveries(graph, order, boundary)
+        leaving = deliveries(graph, order, boundary)
         steps: list[Step] = []
         held: set[int] = {v.index for v in graph.values if v.producer is None}
         runs: set[int] = set()
@@ -93,8 +93,8 @@ class Schedule:
                 if v in held and (v, position) in last_read:
                     held.discard(v)
                     steps.append(Free(v))
-            if position in deliveries:
-                steps.append(Deliver(deliveries[position]))
+            if position in leaving:
+                steps.append(Deliver(leaving[position]))
         if boundary == len(order):
             steps.append(Boundary())
         schedule = cls(tuple(steps))
@@ -152,7 +152,7 @@ def _last_reads(graph: ComputationGraph, order: Sequence[int]) -> set[tuple[int,
     return free
 
 
-def _deliveries(
+def deliveries(
     graph: ComputationGraph, order: Sequence[int], boundary: int
 ) -> dict[int, tuple[int, ...]]:
     """Positions where slices end, with the gradients that leave there.
