@@ -1,0 +1,235 @@
+"""Measures what a training step really holds and how long it takes.
+
+CPU and CUDA count the same thing, the bytes that torch's allocator has handed out:
+
+- on CUDA the allocator keeps the peak itself;
+- on CPU `torch.profiler`'s memory events are summed up. They leave out the freeing of memory that
+  was allocated before the profiler started, so the storages of the given objects (gradients that
+  the step drops, for instance) are watched, and their end is noted among the events.
+
+`process_peak` asks the operating system instead, for a figure that owes nothing to torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.autograd.profiler import profile, record_function
+from torch.profiler import DeviceType
+
+# glibc then gives every larger block its own mapping and returns it at once: without this the
+# resident memory also holds what torch has freed.
+MALLOC_ENV: Final[Mapping[str, str]] = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+}
+
+_CUDA_BLOCK = 512  # bytes; the CUDA allocator rounds each request up to a multiple
+_MEMORY_EVENT = "[memory]"
+_FREED_EVENT = "checkpoint-planner freed "
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one call of a step held and took.
+
+    Attributes:
+        added_bytes: most bytes allocated at one time over what was allocated before the call.
+        peak_bytes: `added_bytes` plus what the given objects held before the call; compares with
+            `Plan.peak_bytes`.
+        seconds: wall time of that call. On CPU the profiler runs along (it costs about a
+            microsecond for each operator): to compare times, time the step without `measure`.
+        reserved_bytes: most bytes that the CUDA allocator had taken from the device; 0 on CPU.
+    """
+
+    added_bytes: int
+    peak_bytes: int
+    seconds: float
+    reserved_bytes: int = 0
+
+
+def measure(
+    step: Callable[[], object],
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    inputs: object = None,
+) -> Measurement:
+    """Calls `step` once and measures it.
+
+    `step` is called exactly once, since a second call would train twice: run it before if the
+    first call does more than the later ones (building optimizer state, planning). The objects say
+    what is held around the step; each storage counts once however many tensors share it. With none
+    of them `peak_bytes` is `added_bytes`.
+
+    On CPU, the freeing of memory that was allocated before the call and belongs to none of the
+    given objects is not seen: `added_bytes` can then be too high, never too low.
+
+    Args:
+        step: what to measure, without arguments. What it returns is dropped.
+        model: its parameters, their gradients, and buffers count as held.
+        optimizer: its parameters, their gradients, and its state count as held.
+        inputs: a tensor, or containers of tensors, that count as held.
+
+    Raises:
+        ValueError: the objects lie on several CUDA devices, or on a device that is neither CPU nor
+            CUDA.
+    """
+    tensors = list(_tensors((model, optimizer, inputs)))
+    device = _device(tensors)
+    storages = _storages(tensors, device)
+    del tensors
+    gc.collect()  # garbage of earlier steps is freed now, not at some moment of this one
+    if device.type == "cuda":
+        return _measure_cuda(step, storages, device)
+    return _measure_cpu(step, storages)
+
+
+def process_peak(step: Callable[[], object]) -> int:
+    """Calls `step` once and returns the most bytes by which it raised the resident memory.
+
+    For CPU on Linux. Everything that the process touches counts, so `step` should have run before
+    (code and tables that are loaded once would count too).
+
+    Raises:
+        RuntimeError: the process was started without `MALLOC_ENV`, or this is not Linux.
+    """
+    if any(os.environ.get(name) != value for name, value in MALLOC_ENV.items()):
+        wanted = " ".join(f"{name}={value}" for name, value in MALLOC_ENV.items())
+        raise RuntimeError(f"freed memory is only seen in a process started with {wanted}")
+    clear = Path("/proc/self/clear_refs")
+    if not clear.exists():
+        raise RuntimeError("the peak of the resident memory can be read on Linux only")
+    gc.collect()
+    clear.write_text("5")  # sets VmHWM, the high-water mark, back to VmRSS
+    before = _process_bytes("VmHWM")
+    step()
+    return _process_bytes("VmHWM") - before
+
+
+def _measure_cpu(step: Callable[[], object], storages: list[torch.UntypedStorage]) -> Measurement:
+    held = sum(s.nbytes() for s in storages)
+    # Kineto reads this at its first use; without it each start and stop prints a line.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with profile(use_cpu=True, profile_memory=True) as profiler:
+        watches = [weakref.ref(s, functools.partial(_note_freed, s.nbytes())) for s in storages]
+        storages.clear()
+        start = time.perf_counter()
+        step()
+        seconds = time.perf_counter() - start
+        watches.clear()
+    added = _highest(_changes(profiler))
+    return Measurement(added, held + added, seconds)
+
+
+def _note_freed(nbytes: int, _: object) -> None:
+    """Puts the end of a watched storage among the profiler's events, on the same clock."""
+    with record_function(f"{_FREED_EVENT}{nbytes}"):
+        pass
+
+
+def _changes(profiler: Any) -> list[tuple[int, int]]:
+    """(time, bytes) of each allocation and, negative, each freeing on the CPU.
+
+    `kineto_results` holds the events as they were recorded. `profiler.events()` would make a
+    Python object of each operator's event first: seconds for ten thousand operators.
+    """
+    changes = []
+    for event in profiler.kineto_results.events():
+        name = event.name()
+        if name == _MEMORY_EVENT:
+            if event.device_type() == DeviceType.CPU:
+                changes.append((event.start_ns(), event.nbytes()))
+        elif name.startswith(_FREED_EVENT):
+            changes.append((event.start_ns(), -int(name.removeprefix(_FREED_EVENT))))
+    changes.sort(key=lambda change: change[0])
+    return changes
+
+
+def _highest(changes: Iterable[tuple[int, int]]) -> int:
+    current = highest = 0
+    for _, nbytes in changes:
+        current += nbytes
+        highest = max(highest, current)
+    return highest
+
+
+def _measure_cuda(
+    step: Callable[[], object], storages: list[torch.UntypedStorage], device: torch.device
+) -> Measurement:
+    held = sum(-(-s.nbytes() // _CUDA_BLOCK) * _CUDA_BLOCK for s in storages)
+    storages.clear()
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    start = time.perf_counter()
+    step()
+    torch.cuda.synchronize(device)
+    seconds = time.perf_counter() - start
+    added = torch.cuda.max_memory_allocated(device) - before
+    return Measurement(added, held + added, seconds, torch.cuda.max_memory_reserved(device))
+
+
+def _device(tensors: Iterable[torch.Tensor]) -> torch.device:
+    devices = {t.device for t in tensors} - {torch.device("cpu"), torch.device("meta")}
+    if any(d.type != "cuda" for d in devices):
+        raise ValueError(f"cannot measure on {', '.join(sorted(map(str, devices)))}")
+    if len(devices) > 1:
+        raise ValueError(f"measure one of {', '.join(sorted(map(str, devices)))} at a time")
+    if devices:
+        return devices.pop()
+    if not tensors and torch.cuda.is_initialized():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _storages(tensors: Iterable[torch.Tensor], device: torch.device) -> list[torch.UntypedStorage]:
+    found = (t.untyped_storage() for t in tensors if t.device == device)
+    return list({s.data_ptr(): s for s in found if s.nbytes()}.values())
+
+
+def _tensors(thing: object) -> Iterator[torch.Tensor]:
+    """Every plain tensor in modules, optimizers and containers, gradients included."""
+    if isinstance(thing, torch.Tensor):
+        yield from _plain(thing)
+        if thing.is_leaf and thing.grad is not None:
+            yield from _plain(thing.grad)
+    elif isinstance(thing, torch.nn.Module):
+        yield from _tensors((*thing.parameters(), *thing.buffers()))
+    elif isinstance(thing, torch.optim.Optimizer):
+        yield from _tensors((thing.param_groups, thing.state))
+    elif isinstance(thing, Mapping):
+        yield from _tensors(tuple(thing.values()))
+    elif isinstance(thing, list | tuple | set | frozenset):
+        for item in thing:
+            yield from _tensors(item)
+    elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        yield from _tensors(tuple(vars(thing).values()))
+
+
+def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors with a storage of their own behind a tensor (sharded, nested, sparse)."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        for name in names:
+            yield from _plain(getattr(tensor, name))
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    else:
+        yield tensor
+
+
+def _process_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}")
