@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import gc
 import os
+import statistics
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -114,6 +115,33 @@ def process_peak(step: Callable[[], object]) -> int:
     before = _process_bytes("VmHWM")
     step()
     return _process_bytes("VmHWM") - before
+
+
+def median_seconds(steps: Mapping[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
+    """Median wall time of each step, for comparing them in one process.
+
+    Each round calls every step once, in turn, so that a slow moment of the machine hits all of
+    them alike. One round more, first, warms up and is not counted. CUDA is waited for.
+
+    Raises:
+        ValueError: fewer than one round.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, not {rounds}")
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds + 1):
+        for name, step in steps.items():
+            _wait_for_cuda()
+            start = time.perf_counter()
+            step()
+            _wait_for_cuda()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times[1:]) for name, times in seconds.items()}
+
+
+def _wait_for_cuda() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def _measure_cpu(step: Callable[[], object], storages: list[torch.UntypedStorage]) -> Measurement:

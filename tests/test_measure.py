@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from runtime import measure
-from runtime.measure import MALLOC_ENV, process_peak
+from runtime.measure import MALLOC_ENV, median_seconds, process_peak
 
 ROOT = Path(__file__).resolve().parent.parent
 MB = 1 << 20
@@ -171,6 +171,15 @@ def test_other_devices_are_refused() -> None:
 
     with pytest.raises(ValueError, match="cannot measure on xpu:0"):
         measure(lambda: None, Elsewhere())
+
+
+def test_times_are_taken_in_turns_after_a_warm_up() -> None:
+    calls: list[str] = []
+    steps = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+    assert list(median_seconds(steps, rounds=2)) == ["a", "b"]
+    assert "".join(calls) == "ababab"
+    with pytest.raises(ValueError, match="at least 1"):
+        median_seconds(steps, rounds=0)
 
 
 def test_process_peak_needs_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
