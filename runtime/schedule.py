@@ -8,7 +8,7 @@ the moments at which gradients leave the backward pass (the slices).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -160,19 +160,34 @@ def deliveries(
     A slice costs an autograd node (tens of microseconds), a gradient that waits costs its bytes:
     one slice for every gradient of a megabyte or more, and at most about sixteen for small models.
     """
-    total = sum(v.nbytes for v in graph.values if v.kind is Kind.GRADIENT)
-    enough = min(1 << 20, max(1, total // 16))
+    size = {v.index: v.nbytes for v in graph.values if v.kind is Kind.GRADIENT}
+    enough = min(1 << 20, max(1, sum(size.values()) // 16))
+    complete: dict[int, list[int]] = {}
+    for v, position in _last_touches(graph, order, boundary, size).items():
+        complete.setdefault(position, []).append(v)
     result: dict[int, tuple[int, ...]] = {}
     waiting: list[int] = []
-    for position in range(boundary, len(order)):
-        outputs = graph.operations[order[position]].outputs
-        waiting += [v for v in outputs if graph.values[v].kind is Kind.GRADIENT]
-        if waiting and sum(graph.values[v].nbytes for v in waiting) >= enough:
+    for position in sorted(complete):
+        waiting += complete[position]
+        if sum(size[v] for v in waiting) >= enough:
             result[position] = tuple(waiting)
             waiting = []
     if waiting:
         result[len(order) - 1] = result.get(len(order) - 1, ()) + tuple(waiting)
     return result
+
+
+def _last_touches(
+    graph: ComputationGraph, order: Sequence[int], boundary: int, wanted: Container[int]
+) -> dict[int, int]:
+    """Position of the last operation that makes or reads each of the wanted values."""
+    last: dict[int, int] = {}
+    for position in range(boundary, len(order)):
+        op = graph.operations[order[position]]
+        for v in (*op.inputs, *op.outputs):
+            if v in wanted:
+                last[v] = position
+    return last
 
 
 def check(graph: ComputationGraph, schedule: Schedule) -> None:

@@ -1,0 +1,294 @@
+"""Runs rewritten graphs inside autograd: one node per slice of the backward pass.
+
+    arguments -> gate_K -> ... -> gate_1 -> forward (AOTAutograd's node) -> outputs
+
+Every argument that needs a gradient passes through the gate of the slice that completes its
+gradient, and a token links each gate to the next. In backward AOTAutograd's node runs first; it only
+hands the tangents over and returns no gradient. Then gate 1 runs slice 1 and returns the gradients
+completed there, autograd delivers them (hooks and accumulation included), gate 2 runs slice 2, and so
+on. A single node around the whole backward would hold every gradient until its end.
+
+What lives from forward to backward is kept by a node of its own through `save_for_backward`: torch
+checks that nobody changed it in between, and saved-tensor hooks see it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from runtime.rewrite import Rewritten, Slice
+from runtime.torch_private import autocast_off, graph_kept
+from tracer.capture import JointGraph
+from tracer.errors import PlannerError
+
+
+class Program(Protocol):
+    """What runs a captured step: made by the planner, chosen for each forward call."""
+
+    @property
+    def rewritten(self) -> Rewritten: ...
+
+    def backward(self, absent: frozenset[int]) -> tuple[Slice, ...]:
+        """The slices for a set of tangents that did not arrive."""
+        ...
+
+
+class StepExecutor:
+    """Runs the steps of one captured graph under the program that `choose` gives.
+
+    `choose(arguments)` is called at the start of each forward, outside of any tracing.
+    """
+
+    def __init__(
+        self, joint: JointGraph, choose: Callable[[StepExecutor, Sequence[Any]], Program]
+    ) -> None:
+        self.joint = joint
+        self._choose = choose
+        self._call: Callable[..., Any] | None = None
+
+    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Dynamo's side: takes the arguments of the captured graph, returns its outputs."""
+        self._call = call
+        return self._step
+
+    def _step(self, *args: Any) -> Any:
+        session = _Session(self._choose(self, args))
+        gates = _Gates(session, self.joint, args)
+        gated = gates.arguments if session.sliced else args
+        with session.running():
+            assert self._call is not None
+            outputs = self._call(*gated)
+        session.keep()
+        _adopt(outputs, session)
+        return outputs
+
+    def forward(self, args: list[Any]) -> Sequence[Any]:
+        """AOTAutograd's side: primals in, forward outputs and the token out."""
+        session = _Session.current()
+        rewritten = session.program.rewritten
+        results = rewritten.forward.forward(args)
+        session.made = list(results[rewritten.num_outputs :])
+        return (*results[: rewritten.num_outputs], session.token())
+
+    def backward(self, args: list[Any]) -> Sequence[Any]:
+        """AOTAutograd's side: token and tangents in. Gradients leave through the gates."""
+        token, *tangents = args
+        args.clear()
+        session = _Session.by_token(token)
+        session.start_backward(tangents)
+        del tangents
+        gradients: list[Any] = [None] * len(self.joint.gradients)
+        if not session.sliced:
+            for number in range(len(session.slices)):
+                for primal, gradient in session.run_slice(number):
+                    gradients[primal] = gradient
+        return gradients
+
+
+class _Session:
+    """One forward call and the backward calls that belong to it."""
+
+    _running = threading.local()
+    _numbers = itertools.count()
+    _by_number: weakref.WeakValueDictionary[int, _Session] = weakref.WeakValueDictionary()
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.number = next(self._numbers)
+        self._by_number[self.number] = self
+        self.sliced = False
+        self.made: list[Any] = []
+        self.slices: tuple[Slice, ...] = ()
+        self._kept: Any = None
+        self._others: dict[int, Any] = {}
+        self._live: list[Any] = []
+        self._done = 0
+
+    # Forward
+
+    def running(self) -> _Running:
+        """Makes this the session of the forward that runs in this thread."""
+        return _Running(self)
+
+    @classmethod
+    def current(cls) -> _Session:
+        session: _Session = cls._running.session
+        return session
+
+    def token(self) -> torch.Tensor:
+        """The number of this session, as the only tensor that AOTAutograd saves."""
+        return torch.tensor(self.number, dtype=torch.int64)
+
+    def keep(self) -> None:
+        """Hands what forward made for backward over to autograd's care."""
+        made, self.made = self.made, []
+        self._others = {i: m for i, m in enumerate(made) if not isinstance(m, torch.Tensor)}
+        if torch.is_grad_enabled():
+            tensors = [m.detach() for m in made if isinstance(m, torch.Tensor)]
+            self._kept = _Keeper.apply(torch.empty((), requires_grad=True), *tensors).grad_fn
+
+    # Backward
+
+    @classmethod
+    def by_token(cls, token: torch.Tensor) -> _Session:
+        session = cls._by_number.get(int(token))
+        if session is None:
+            raise PlannerError("backward was called for a step whose forward is gone")
+        return session
+
+    def start_backward(self, tangents: list[Any]) -> None:
+        """Takes the saved values out and chooses the slices for the tangents that arrived."""
+        if self._kept is None:
+            raise RuntimeError(
+                "Trying to backward through the planned step a second time, but its saved values "
+                "have been freed. Specify retain_graph=True at the first backward."
+            )
+        absent = frozenset(i for i, t in enumerate(tangents) if t is None)
+        self.slices = self.program.backward(absent)
+        live = list(self._kept.saved_tensors)
+        for position in sorted(self._others):
+            live.insert(position, self._others[position])
+        self._live = live + [t for t in tangents if t is not None]
+        self._done = 0
+        if not graph_kept():
+            self._kept = None
+
+    def run_slice(self, number: int) -> list[tuple[int, Any]]:
+        """Runs one slice; returns (primal, gradient) pairs."""
+        if number != self._done or number >= len(self.slices):
+            raise PlannerError(
+                f"slice {number} of the backward pass was called out of turn, after {self._done}"
+            )
+        part = self.slices[number]
+        live, self._live = self._live, []
+        with torch.no_grad(), autocast_off():
+            gradients, self._live = part.function.forward(live)
+        self._done += 1
+        return list(zip(part.primals, gradients, strict=True))
+
+
+class _Running:
+    """Context in which a session is the current one of its thread; calls may nest."""
+
+    def __init__(self, session: _Session) -> None:
+        self.session = session
+
+    def __enter__(self) -> None:
+        self.outer = getattr(_Session._running, "session", None)
+        _Session._running.session = self.session
+
+    def __exit__(self, *_: object) -> None:
+        _Session._running.session = self.outer
+
+
+class _Gates:
+    """Passes arguments through the gates, last slice first."""
+
+    def __init__(self, session: _Session, joint: JointGraph, args: Sequence[Any]) -> None:
+        self.arguments = list(args)
+        slices = session.program.rewritten.slices
+        wanting = {p for part in slices for p in part.primals if _needs_gradient(args, p)}
+        session.sliced = (
+            joint.one_to_one and bool(wanting) and not (joint.mutated_primals & wanting)
+        )
+        if not session.sliced or not torch.is_grad_enabled():
+            session.sliced = False
+            return
+        token = torch.empty((), requires_grad=True)
+        for number in range(len(slices) - 1, -1, -1):
+            primals = [p for p in slices[number].primals if p in wanting]
+            token, *passed = _Gate.apply(
+                session, number, primals, token, *(args[p] for p in primals)
+            )
+            for primal, tensor in zip(primals, passed, strict=True):
+                self.arguments[primal] = tensor
+
+
+class _Gate(torch.autograd.Function):
+    """Autograd node of one slice: the identity in forward, the slice in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        session: _Session,
+        number: int,
+        primals: list[int],
+        token: torch.Tensor,
+        *arguments: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.session, ctx.number, ctx.primals = session, number, primals
+        ctx.set_materialize_grads(False)
+        return (token.detach(), *(a.detach() for a in arguments))
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
+        made = dict(ctx.session.run_slice(ctx.number))
+        gradients = [made.pop(p, None) for p in ctx.primals]
+        del made
+        if torch.is_grad_enabled():  # create_graph: a second derivative must not be silently zero
+            gradients = _refuse_second_derivative(gradients)
+        return (None, None, None, None, *gradients)
+
+
+class _Keeper(torch.autograd.Function):
+    """Holds saved values as autograd holds them. Its node is never part of a backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*tensors)
+        return anchor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise PlannerError("the node that holds saved values was run")
+
+
+class _NoSecondDerivative(torch.autograd.Function):
+    """Passes gradients on, and raises where someone differentiates them again."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, *gradients: torch.Tensor) -> Any:
+        return tuple(g.detach() for g in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise PlannerError(
+            "the gradients of a planned module cannot be differentiated again (double backward). "
+            "Call plan.remove() for steps that need second derivatives."
+        )
+
+
+def _refuse_second_derivative(gradients: list[Any]) -> list[Any]:
+    tensors = [g for g in gradients if g is not None]
+    if not tensors:
+        return gradients
+    passed = iter(_NoSecondDerivative.apply(torch.empty((), requires_grad=True), *tensors))
+    return [None if g is None else next(passed) for g in gradients]
+
+
+def _needs_gradient(args: Sequence[Any], primal: int) -> bool:
+    argument = args[primal]
+    return isinstance(argument, torch.Tensor) and argument.requires_grad
+
+
+def _adopt(outputs: Any, session: _Session) -> None:
+    """Ties the session to AOTAutograd's node, so that both live equally long.
+
+    Also asks autograd for None where no gradient arrives, instead of zeros of the output's size.
+    """
+    for output in outputs if isinstance(outputs, (tuple, list)) else [outputs]:
+        node = output.grad_fn if isinstance(output, torch.Tensor) else None
+        for _ in range(4):  # an output that is a view made afterwards has its view nodes in front
+            if node is None:
+                break
+            if hasattr(node, "materialize_grads"):
+                node.set_materialize_grads(False)
+                node.metadata["planned_step"] = session
+                break
+            node = node.next_functions[0][0] if node.next_functions else None

@@ -1,0 +1,258 @@
+"""Capture: from a module's forward to the joint forward-and-backward graph of its training step.
+
+Dynamo turns the Python of the forward into a graph (and guards what it assumed); AOTAutograd traces
+that graph together with its backward into one functional aten graph on fake tensors. Nothing is
+executed and nothing of the model's size is allocated.
+
+What runs later is up to the `Executor` that the caller provides for each captured graph. AOTAutograd
+sees only a stand-in forward (outputs plus a token) and a stand-in backward (nothing saved, no
+gradients): it keeps doing what it does well, the bookkeeping of aliases, mutations and views at the
+border of the graph, while saved tensors and gradients are the executor's business.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from tracer.errors import UntraceableModel
+from tracer.torch_private import (
+    TorchDynamoException,
+    aot_joint,
+    dynamo_settings,
+    no_fake_mode,
+)
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class JointGraph:
+    """The joint graph as AOTAutograd made it.
+
+    Attributes:
+        module: the fx graph: placeholders `primals_*` then `tangents_*`; output (forward outputs,
+            gradients of the primals).
+        num_forward_outputs: how many of the outputs belong to forward.
+        one_to_one: whether primal i is argument i of the captured graph. If not (duplicate or
+            overlapping inputs were merged, a tensor subclass was unwrapped), gradients can only be
+            returned all at once.
+    """
+
+    module: fx.GraphModule
+    num_forward_outputs: int
+    one_to_one: bool
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        return [n for n in self.module.graph.nodes if n.op == "placeholder"]
+
+    @property
+    def primals(self) -> list[fx.Node]:
+        return [n for n in self.placeholders if not n.name.startswith("tangents")]
+
+    @property
+    def tangents(self) -> list[fx.Node]:
+        return [n for n in self.placeholders if n.name.startswith("tangents")]
+
+    @property
+    def outputs(self) -> list[Any]:
+        """Forward outputs: nodes, or constants."""
+        return list(self._output_args[: self.num_forward_outputs])
+
+    @property
+    def gradients(self) -> list[fx.Node | None]:
+        """One for each primal; None where it gets none."""
+        return list(self._output_args[self.num_forward_outputs :])
+
+    @property
+    def output_descriptions(self) -> list[str]:
+        """What each forward output is, as AOTAutograd says; "" where it does not."""
+        output = next(iter(self.module.graph.find_nodes(op="output")))
+        said = output.meta.get("desc") or [""] * len(self._output_args)
+        return [type(d).__name__ if d else "" for d in said[: self.num_forward_outputs]]
+
+    @property
+    def mutated_primals(self) -> set[int]:
+        """Indices of primals whose content the forward replaces (after it has run)."""
+        output = next(iter(self.module.graph.find_nodes(op="output")))
+        said = output.meta.get("desc") or []
+        changed = [d.mutated_input for d in said if type(d).__name__ == "InputMutationAOTOutput"]
+        return {
+            i for i, n in enumerate(self.primals) if any(n.meta.get("desc") == m for m in changed)
+        }
+
+    @property
+    def _output_args(self) -> list[Any]:
+        output = next(iter(self.module.graph.find_nodes(op="output")))
+        return list(output.args[0])
+
+
+class Executor(Protocol):
+    """Runs the steps of one captured graph."""
+
+    def forward(self, args: list[Any]) -> Sequence[Any]:
+        """Called with the primals; returns the forward outputs and then the token."""
+        ...
+
+    def backward(self, args: list[Any]) -> Sequence[Any]:
+        """Called with the token and the tangents; returns one gradient (or None) per primal."""
+        ...
+
+    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Given AOTAutograd's callable, returns the one that Dynamo calls with the arguments."""
+        ...
+
+
+ExecutorFactory = Callable[[JointGraph], Executor]
+
+
+def compile_forward(
+    model: torch.nn.Module, make_executor: ExecutorFactory
+) -> Callable[..., Any]:
+    """A callable with the signature of the model's forward that runs captured graphs.
+
+    A new graph is captured whenever Dynamo's guards say that the last ones do not apply (another
+    shape, another flag), and `make_executor` is called for it. A graph that needs no gradient runs
+    as it is.
+    """
+
+    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return _compile_graph(module, inputs, make_executor)
+
+    compiled = torch.compile(
+        _own_code(model), backend=backend, fullgraph=True, dynamic=False
+    )
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compiled(*args, **kwargs)
+        except TorchDynamoException as error:
+            raise UntraceableModel(_explain(error)) from error
+
+    return call
+
+
+def _own_code(model: torch.nn.Module) -> Callable[..., Any]:
+    """A function that calls the model, with a code object of its own.
+
+    Dynamo keeps compiled graphs, and counts them against a limit, by code object: planned models
+    must not share one.
+    """
+
+    def planned_forward(*args: Any, **kwargs: Any) -> Any:
+        return model._call_impl(*args, **kwargs)  # what `nn.Module.compile` compiles, too
+
+    return types.FunctionType(
+        planned_forward.__code__.replace(),
+        planned_forward.__globals__,
+        planned_forward.__name__,
+        None,
+        planned_forward.__closure__,
+    )
+
+
+def _compile_graph(
+    module: fx.GraphModule, inputs: Sequence[Any], make_executor: ExecutorFactory
+) -> Callable[..., Any]:
+    captured: list[Executor] = []
+
+    def partition(
+        joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        arguments = [n for n in module.graph.nodes if n.op == "placeholder"]
+        graph = JointGraph(joint, num_fwd_outputs, True)
+        graph = JointGraph(joint, num_fwd_outputs, len(graph.primals) == len(arguments))
+        captured.append(make_executor(graph))
+        return _stand_in_forward(graph), _stand_in_backward(graph)
+
+    def forward(_module: fx.GraphModule, _inputs: Sequence[Any]) -> Boxed:
+        return _boxed(captured[0].forward)
+
+    def backward(_module: fx.GraphModule, _inputs: Sequence[Any]) -> Boxed:
+        return _boxed(captured[0].backward)
+
+    def inference(plain: fx.GraphModule, _inputs: Sequence[Any]) -> Boxed:
+        return _boxed(lambda args: plain(*args))
+
+    call = aot_joint(
+        module,
+        inputs,
+        partition=partition,
+        forward=forward,
+        backward=backward,
+        inference=inference,
+    )
+    return captured[0].wrap(call) if captured else call
+
+
+def _boxed(function: Boxed) -> Boxed:
+    """Marks a function as taking one list of arguments, which it may empty to free them."""
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        return function(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's name for the convention
+    return call
+
+
+def _stand_in_forward(graph: JointGraph) -> fx.GraphModule:
+    """Forward as AOTAutograd must see it: primals in, outputs and a token out.
+
+    It is never run; AOTAutograd reads its outputs' metadata. The token is the only "saved tensor":
+    its number links a backward call to the forward call that it belongs to.
+    """
+    stub = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {n: stub.node_copy(n) for n in graph.primals}
+    outputs = []
+    for item in graph.outputs:
+        if isinstance(item, fx.Node) and item not in env:
+            env[item] = _typed(stub, item.meta)
+        outputs.append(env[item] if isinstance(item, fx.Node) else item)
+    with no_fake_mode():
+        token = torch.zeros((), dtype=torch.int64)
+    fake_mode = next(
+        (m for n in graph.primals if (m := getattr(n.meta.get("val"), "fake_mode", None))), None
+    )
+    token_val = fake_mode.from_tensor(token) if fake_mode is not None else token
+    outputs.append(_typed(stub, {"val": token_val, "partitioner_tag": "is_forward"}))
+    node = stub.output(tuple(outputs))
+    node.meta.update(next(iter(graph.module.graph.find_nodes(op="output"))).meta)
+    if "desc" in node.meta:
+        node.meta["desc"] = [*node.meta["desc"][: graph.num_forward_outputs], None]
+    return fx.GraphModule(torch.nn.Module(), stub)
+
+
+def _stand_in_backward(graph: JointGraph) -> fx.GraphModule:
+    """Backward as AOTAutograd must see it: token and tangents in, a gradient per primal out."""
+    stub = fx.Graph()
+    token = stub.placeholder("token")
+    with no_fake_mode():
+        token.meta["val"] = torch.zeros((), dtype=torch.int64)
+    for tangent in graph.tangents:
+        stub.node_copy(tangent)
+    outputs = [_typed(stub, g.meta) if isinstance(g, fx.Node) else g for g in graph.gradients]
+    stub.output(tuple(outputs))
+    return fx.GraphModule(torch.nn.Module(), stub)
+
+
+def _typed(stub: fx.Graph, meta: dict[str, Any]) -> fx.Node:
+    """A node that stands for a result of this type."""
+    node = stub.call_function(_never_run, ())
+    node.meta.update(meta)
+    return node
+
+
+def _never_run() -> None:
+    raise AssertionError("a stand-in graph was run")
+
+
+def _explain(error: Exception) -> str:
+    """First lines of torch's message, which name the reason and the user's file and line."""
+    text = str(error).strip()
+    return "torch cannot trace the model's forward as one graph:\n" + text

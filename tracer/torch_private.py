@@ -1,0 +1,109 @@
+"""The only file in `tracer` that touches private names of torch. Each says what it relies on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import fx
+from torch._dynamo.exc import TorchDynamoException
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
+
+__all__ = [
+    "HigherOrderOperator",
+    "OpOverload",
+    "TorchDynamoException",
+    "aot_joint",
+    "dynamo_settings",
+    "named_arguments",
+    "no_fake_mode",
+    "plain_eager",
+    "storage_key",
+]
+
+PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def aot_joint(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    partition: PartitionFn,
+    forward: Compiler,
+    backward: Compiler,
+    inference: Compiler,
+) -> Callable[..., Any]:
+    """Runs AOTAutograd on a Dynamo graph.
+
+    Relies on `torch._functorch.aot_autograd.aot_module_simplified` calling `partition(joint,
+    joint_inputs, num_fwd_outputs=..., **more)` with the functional joint graph, then the compilers
+    with the two graphs it returned; the same since torch 2.0. The public wrapper
+    `torch._dynamo.backends.common.aot_autograd` adds logging and a guard, and nothing that we need.
+    """
+    return aot_module_simplified(  # type: ignore[no-any-return]
+        module,
+        inputs,
+        fw_compiler=forward,
+        bw_compiler=backward,
+        partition_fn=partition,
+        inference_compiler=inference,
+    )
+
+
+def dynamo_settings() -> AbstractContextManager[None]:
+    """Settings under which we trace.
+
+    Relies on `torch._dynamo.config` names that exist from torch 2.11 to 2.15. A recompile limit
+    would make Dynamo run the model unplanned: with `fullgraph=True` reaching it raises instead,
+    and the cache of plans (not of Dynamo) decides how many shapes are kept.
+    """
+    return torch._dynamo.config.patch(  # type: ignore[no-any-return]
+        recompile_limit=64, accumulated_recompile_limit=4096
+    )
+
+
+def no_fake_mode() -> AbstractContextManager[Any]:
+    """Leaves the fake-tensor mode, to make a real tensor while a graph is being compiled."""
+    return unset_fake_temporarily()
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Identity of the storage behind a tensor, for fake tensors too.
+
+    Relies on `UntypedStorage._cdata`, which torch itself uses for this in `StorageWeakRef`.
+    """
+    return int(tensor.untyped_storage()._cdata)
+
+
+@contextmanager
+def plain_eager() -> Iterator[None]:
+    """Operators run for real and as they are: no mode of the caller's, no autocast, no autograd.
+
+    Relies on `torch.utils._python_dispatch._disable_current_modes` (fake, functional, proxy and
+    user modes), `torch._C.DisableTorchFunction` (default-device mode) and
+    `torch._C._DisableAutocast`, which AOTAutograd itself runs under.
+    """
+    with (
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableAutocast(),
+        torch.no_grad(),
+    ):
+        yield
+
+
+def named_arguments(target: Any, args: Sequence[Any]) -> dict[str, Any]:
+    """Positional arguments by their names in the operator's schema; empty if it has none.
+
+    Relies on `OpOverload._schema`.
+    """
+    if not isinstance(target, OpOverload):
+        return {}
+    return dict(zip((a.name for a in target._schema.arguments), args, strict=False))
