@@ -24,6 +24,7 @@ clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.stamp-%: pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'installing into $(VENV): a minute or two'
 	$(PIP) --editable '.[$*]'
 	touch $@
 
