@@ -48,8 +48,8 @@ class Measurement:
         added_bytes: most bytes allocated at one time over what was allocated before the call.
         peak_bytes: `added_bytes` plus what the given objects held before the call; compares with
             `Plan.peak_bytes`.
-        seconds: wall time of that call. On CPU the profiler runs along (it costs about a
-            microsecond for each operator): to compare times, time the step without `measure`.
+        seconds: wall time of that call. On CPU the profiler runs along (it costs a few
+            microseconds for each operator): to compare times, use `median_seconds`.
         reserved_bytes: most bytes that the CUDA allocator had taken from the device; 0 on CPU.
     """
 
