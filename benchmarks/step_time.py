@@ -60,7 +60,8 @@ def step_of(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> Callable[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", choices=[*CASES, []], default=list(CASES))
+    parser.add_argument("cases", nargs="*", default=list(CASES), help=", ".join(CASES))
+    parser.add_argument("--rounds", type=int, help="instead of each case's own number")
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     print(f"{'case':10}{'plain, ms':>12}{'planned, ms':>13}{'ratio':>8}")
@@ -72,7 +73,7 @@ def main() -> None:
         if p.recomputed:
             raise AssertionError(f"{name}: the plan recomputes although nothing needs to be")
         steps = {"plain": step_of(model, batch), "planned": step_of(p.apply(), batch)}
-        seconds = median_seconds(steps, case.rounds)
+        seconds = median_seconds(steps, args.rounds or case.rounds)
         plain, planned = seconds["plain"] * 1e3, seconds["planned"] * 1e3
         print(f"{name:10}{plain:>12.1f}{planned:>13.1f}{planned / plain:>8.3f}")
 
