@@ -26,7 +26,6 @@ from typing import Any, Final
 
 import torch
 from torch.autograd.profiler import profile, record_function
-from torch.profiler import DeviceType
 
 # glibc then gives every larger block its own mapping and returns it at once: without this the
 # resident memory also holds what torch has freed.
@@ -149,7 +148,10 @@ def _measure_cpu(step: Callable[[], object], storages: list[torch.UntypedStorage
     # Kineto reads this at its first use; without it each start and stop prints a line.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(use_cpu=True, profile_memory=True) as profiler:
-        watches = [weakref.ref(s, functools.partial(_note_freed, s.nbytes())) for s in storages]
+        watches = [
+            weakref.ref(s, functools.partial(_note_freed, s.data_ptr(), s.nbytes()))
+            for s in storages
+        ]
         storages.clear()
         start = time.perf_counter()
         step()
@@ -159,33 +161,49 @@ def _measure_cpu(step: Callable[[], object], storages: list[torch.UntypedStorage
     return Measurement(added, held + added, seconds)
 
 
-def _note_freed(nbytes: int, _: object) -> None:
+def _note_freed(address: int, nbytes: int, _: object) -> None:
     """Puts the end of a watched storage among the profiler's events, on the same clock."""
-    with record_function(f"{_FREED_EVENT}{nbytes}"):
+    with record_function(f"{_FREED_EVENT}{address} {nbytes}"):
         pass
 
 
-def _changes(profiler: Any) -> list[tuple[int, int]]:
-    """(time, bytes) of each allocation and, negative, each freeing on the CPU.
+def _changes(profiler: Any) -> list[tuple[int, int, int, bool]]:
+    """(time, address, bytes, watched) of each allocation and, negative, each freeing on the CPU.
 
-    `kineto_results` holds the events as they were recorded. `profiler.events()` would make a
-    Python object of each operator's event first: seconds for ten thousand operators.
+    The event tree is what was recorded. `profiler.events()` would make a Python object of each
+    operator's event first: seconds for ten thousand operators.
     """
     changes = []
-    for event in profiler.kineto_results.events():
-        name = event.name()
-        if name == _MEMORY_EVENT:
-            if event.device_type() == DeviceType.CPU:
-                changes.append((event.start_ns(), event.nbytes()))
-        elif name.startswith(_FREED_EVENT):
-            changes.append((event.start_ns(), -int(name.removeprefix(_FREED_EVENT))))
+    events = profiler.kineto_results.experimental_event_tree()
+    while events:
+        event = events.pop()
+        events.extend(event.children)
+        if event.name == _MEMORY_EVENT:
+            block = event.extra_fields
+            if block.device.type == "cpu":
+                changes.append((event.start_time_ns, block.ptr, block.alloc_size, False))
+        elif event.name.startswith(_FREED_EVENT):
+            address, nbytes = map(int, event.name.removeprefix(_FREED_EVENT).split())
+            changes.append((event.start_time_ns, address, -nbytes, True))
     changes.sort(key=lambda change: change[0])
     return changes
 
 
-def _highest(changes: Iterable[tuple[int, int]]) -> int:
+def _highest(changes: Iterable[tuple[int, int, int, bool]]) -> int:
+    """Highest running sum.
+
+    The profiler does report the freeing of a watched storage if an earlier profiler saw its
+    allocation; it counts once.
+    """
     current = highest = 0
-    for _, nbytes in changes:
+    counted: set[int] = set()  # addresses that were freed by the watch's word
+    for _, address, nbytes, watched in changes:
+        if watched:
+            counted.add(address)
+        elif address in counted:
+            counted.discard(address)
+            if nbytes < 0:
+                continue
         current += nbytes
         highest = max(highest, current)
     return highest

@@ -124,10 +124,24 @@ def test_gradients_dropped_in_the_step_count_down() -> None:
         model(x).sum().backward()
 
     step()
-    result = measure(step, model, inputs=x)
+    first, second = measure(step, model, inputs=x), measure(step, model, inputs=x)
     gradient = 1024 * 1024 * 4
-    assert result.added_bytes < 0.1 * gradient
-    assert 2 * gradient <= result.peak_bytes < 2.1 * gradient
+    assert 0 < first.added_bytes < 0.1 * gradient
+    assert 2 * gradient < first.peak_bytes < 2.1 * gradient
+    assert second.peak_bytes == first.peak_bytes
+
+
+def test_a_freeing_that_the_profiler_reports_counts_once() -> None:
+    holder = torch.nn.Module()
+
+    def step() -> None:
+        holder.register_buffer("old", None)
+        holder.register_buffer("old", block(8))
+        block(2)
+
+    results = [measure(step, holder) for _ in range(3)]
+    assert [r.peak_bytes for r in results] == 3 * [10 * MB]
+    assert [r.added_bytes for r in results] == [10 * MB, 2 * MB, 2 * MB]
 
 
 def test_a_view_keeps_a_given_storage_alive() -> None:
