@@ -192,8 +192,9 @@ def _parse(text: str, where: str) -> HardwareProfile:
 
 def _tf32_allowed(kind: str) -> bool:
     """Whether the person lets float32 run on tensor cores, which torch's switches say."""
-    backend = torch.backends.cudnn.conv if kind == "convolution" else torch.backends.cuda.matmul
-    return bool(backend.fp32_precision == "tf32")
+    backends: Any = torch.backends
+    switch = backends.cudnn.conv if kind == "convolution" else backends.cuda.matmul
+    return bool(switch.fp32_precision == "tf32")
 
 
 def _system_bytes(field: str) -> int:
