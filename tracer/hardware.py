@@ -6,6 +6,7 @@ the same form works too. The CPU at hand is measured instead of described.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 
+from tracer import cost_cache
 from tracer.errors import UnknownHardware
 from tracer.torch_private import plain_eager
 
@@ -87,7 +89,7 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> HardwareProfile:
         UnknownHardware: no such name or file, or the file is not a profile.
     """
     if name_or_path == "cpu":
-        return cpu_profile()
+        return measured_profile(torch.device("cpu"))
     path = Path(name_or_path)
     if path.suffix == ".toml" and path.is_file():
         return _parse(path.read_text(encoding="utf-8"), str(path))
@@ -116,53 +118,86 @@ def available_bytes(device: torch.device) -> int:
     return min(_system_bytes("MemAvailable"), _container_bytes())
 
 
-@functools.cache
-def cpu_profile() -> HardwareProfile:
-    """The CPU at hand, by a benchmark of about a second, run once in a process."""
-    with torch.random.fork_rng([]), plain_eager():
-        flops = {str(d).removeprefix("torch."): _flop_rate(d) for d in _CPU_DTYPES}
-        bandwidth, launch = _copy_rate(), _launch_ns()
+def measured_profile(device: torch.device) -> HardwareProfile:
+    """A device of this machine, by a benchmark of a second or two that the cost cache keeps.
+
+    Raises:
+        UnknownHardware: neither CPU nor CUDA.
+    """
+    if device.type not in ("cpu", "cuda"):
+        raise UnknownHardware(f"no hardware profile can be measured on {device}")
+    where = cost_cache.environment(device)
+    numbers = _benchmark(device, tuple(where.items()))
+    cpu = device.type == "cpu"
     return HardwareProfile(
-        name=f"this CPU, {torch.get_num_threads()} threads",
-        device="cpu",
-        memory_bytes=_system_bytes("MemTotal"),
-        granularity=1,  # PyTorch counts what was asked for
-        bytes_per_second=bandwidth,
-        flops=flops,
-        launch_ns=launch,
+        name=where["device"],
+        device=device.type,
+        memory_bytes=_system_bytes("MemTotal") if cpu else torch.cuda.mem_get_info(device)[1],
+        granularity=1 if cpu else 512,  # on CPU torch counts what was asked for
+        bytes_per_second=numbers["bytes_per_second"],
+        flops={d: numbers[d] for d in _DTYPES},
+        launch_ns=round(numbers["launch_ns"]),
         tile=1,
         efficiency=dict.fromkeys(_KINDS, 1.0),  # measured: these are no peaks
     )
 
 
-_CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
-def _flop_rate(dtype: torch.dtype) -> float:
-    edge = 768 if dtype is torch.float32 else 384
-    a = torch.rand(edge, edge, device="cpu").to(dtype)
-    return 2 * edge**3 / _best_seconds(lambda: a @ a)
+@functools.cache
+def _benchmark(device: torch.device, where: tuple[tuple[str, str], ...]) -> Mapping[str, float]:
+    with contextlib.suppress(LookupError):
+        found = cost_cache.recall("benchmark", dict(where))
+        if {*_DTYPES, "bytes_per_second", "launch_ns"} <= found.keys():
+            return found
+    with plain_eager():
+        found = {d: _flop_rate(getattr(torch, d), device) for d in _DTYPES}
+        found["bytes_per_second"] = _copy_rate(device)
+        found["launch_ns"] = _launch_ns(device)
+    cost_cache.remember("benchmark", dict(where), found)
+    return found
 
 
-def _copy_rate() -> float:
-    """Bytes read and written per second by a copy into fresh memory."""
-    source = torch.ones(4 << 20, dtype=torch.int32, device="cpu")
-    return 2 * source.nbytes / _best_seconds(source.clone)
+def _flop_rate(dtype: torch.dtype, device: torch.device) -> float:
+    edge = 4096 if device.type == "cuda" else 768 if dtype is torch.float32 else 384
+    a = torch.full((edge, edge), 0.5, device=device, dtype=dtype)
+    return 2 * edge**3 / _best_seconds(lambda: a @ a, device)
 
 
-def _launch_ns() -> int:
-    small = torch.ones(8, device="cpu")
-    return max(1, round(_best_seconds(lambda: small + small, repeats=50) * 1e9))
+def _copy_rate(device: torch.device) -> float:
+    """Bytes read and written per second by a copy into new memory."""
+    source = torch.ones(
+        (64 if device.type == "cuda" else 4) << 20, dtype=torch.int32, device=device
+    )
+    return 2 * source.nbytes / _best_seconds(source.clone, device)
 
 
-def _best_seconds(call: Callable[[], object], repeats: int = 5) -> float:
+def _launch_ns(device: torch.device) -> float:
+    small = torch.ones(8, device=device)
+
+    def hundred() -> None:
+        for _ in range(100):
+            small + small
+
+    return _best_seconds(hundred, device) * 1e7
+
+
+def _best_seconds(call: Callable[[], object], device: torch.device) -> float:
     call()
     times = []
-    for _ in range(repeats):
+    for _ in range(5):
+        _finish(device)
         start = time.perf_counter()
         call()
+        _finish(device)
         times.append(time.perf_counter() - start)
-    return min(times)
+    return max(1e-9, min(times))
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _parse(text: str, where: str) -> HardwareProfile:

@@ -1,17 +1,20 @@
-"""Costs measured on the device at hand: each unique call is run once in isolation, never the model.
+"""Costs measured on the device at hand: each unique call is run in isolation, never the model.
 
 Arguments are made up (`tracer.synthetic`), bytes and time are those of the real kernel
-(`tracer.probe`). The process is left as it was: random-number state, threads, grad mode.
+(`tracer.probe`), and known costs come from the cache on disk (`tracer.cost_cache`). The process is
+left as it was: random-number state, threads, modes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import fx
 
+from tracer import cost_cache
 from tracer.costs import (
     OperationCost,
     Progress,
@@ -22,7 +25,10 @@ from tracer.costs import (
     target_name,
     tensors_in,
 )
+from tracer.hardware import available_bytes, measured_profile
 from tracer.probe import Probe, probe_for, settled_time_ns
+from tracer.roofline import RooflineCosts, moved_bytes
+from tracer.smaller import smaller_call
 from tracer.synthetic import make_arguments
 from tracer.torch_private import plain_eager, storage_key
 
@@ -30,8 +36,12 @@ from tracer.torch_private import plain_eager, storage_key
 class MeasuredCosts:
     """A `CostModel` that runs what it is asked about.
 
+    A call that cannot be run on made-up arguments, or does not fit into the free memory, is
+    estimated and listed in `unmeasured`.
+
     Args:
         device: where to run; CUDA if there is one, else the CPU.
+        cached: whether to read and write the cache on disk.
         seconds: about the most time spent on timing one signature (a call that takes longer is
             timed twice).
         relative_error: standard error of a time at which timing stops earlier.
@@ -41,48 +51,63 @@ class MeasuredCosts:
         self,
         device: torch.device | str | None = None,
         *,
+        cached: bool = True,
         seconds: float = 0.3,
         relative_error: float = 0.02,
     ) -> None:
         default = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device if device is not None else default)
+        self._cached = cached
         self._seconds, self._relative_error = seconds, relative_error
         self._known: dict[str, OperationCost] = {}
+        self._estimated: dict[str, OperationCost] = {}
         self._unmeasured: dict[str, str] = {}
-        self._probe: Probe | None = None
+        self._loaded = False
 
     @property
     def unmeasured(self) -> Mapping[str, str]:
         return dict(self._unmeasured)
 
     def prepare(self, nodes: Sequence[fx.Node], progress: Progress | None = None) -> None:
-        wanted = {s: n for n in nodes if (s := signature(n)) not in self._known}
+        if self._cached and not self._loaded:
+            self._known = cost_cache.load(cost_cache.environment(self.device))
+            self._loaded = True
+        found = {signature(n): n for n in nodes}
+        have = self._known.keys() | self._estimated.keys()
+        wanted = {s: n for s, n in found.items() if s not in have}
         if not wanted:
             return
+        known = len(self._known)
         devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), plain_eager():
-            torch.manual_seed(0)
-            for done, (key, node) in enumerate(wanted.items(), start=1):
-                self._known[key] = self._measure(node)
-                if progress is not None:
-                    progress(done, len(wanted))
+        try:
+            with torch.random.fork_rng(devices), plain_eager():
+                torch.manual_seed(0)
+                for done, (key, node) in enumerate(wanted.items(), start=1):
+                    self._measure(key, node)
+                    if progress is not None:
+                        progress(done, len(wanted))
+        finally:  # what was measured before an interrupt is not lost
+            if self._cached and len(self._known) > known:
+                where = cost_cache.environment(self.device)
+                self._known = cost_cache.store(where, self._known)
 
     def cost(self, node: fx.Node) -> OperationCost:
         key = signature(node)
-        if key not in self._known:
+        if key not in self._known and key not in self._estimated:
             self.prepare([node])
-        return self._known[key]
+        return self._known[key] if key in self._known else self._estimated[key]
 
-    def _measure(self, node: fx.Node) -> OperationCost:
+    def _measure(self, key: str, node: fx.Node) -> None:
+        if self._needed_bytes(node) > available_bytes(self.device):
+            self._scale(key, node)
+            return
         try:
-            return self._run(node)
+            self._known[key] = self._run(node)
         except Exception as error:  # whatever a kernel may say about made-up arguments
-            self._unmeasured[target_name(node)] = f"{type(error).__name__}: {error}"
-            return OperationCost(_traffic_ns(node))
+            self._estimated[key] = self._estimate.cost(node)
+            self._unmeasured[target_name(node)] = f"estimated, since running it failed: {error}"
 
     def _run(self, node: fx.Node) -> OperationCost:
-        if self._probe is None:
-            self._probe = probe_for(self.device)
         args, kwargs = make_arguments(node, self.device)
         target: Any = node.target
 
@@ -95,6 +120,40 @@ class MeasuredCosts:
             self._probe, call, seconds=self._seconds, relative_error=self._relative_error
         )
         return OperationCost(time_ns, workspace, outputs)
+
+    def _scale(self, key: str, node: fx.Node) -> None:
+        """Runs a smaller call, and scales its cost by what the roofline says of both."""
+        factor, free = 2, available_bytes(self.device)
+        name, estimate = target_name(node), self._estimate.cost(node)
+        try:
+            small = smaller_call(node, factor)
+            while self._needed_bytes(small) > free:
+                factor *= 2
+                small = smaller_call(node, factor)
+            measured = self._run(small)
+        except Exception as error:
+            self._estimated[key] = estimate
+            self._unmeasured[name] = f"estimated, since it does not fit into memory: {error}"
+            return
+        longer = estimate.time_ns / self._estimate.cost(small).time_ns
+        larger = moved_bytes(node) / moved_bytes(small)
+        self._estimated[key] = OperationCost(
+            round(measured.time_ns * longer), round(measured.workspace * larger)
+        )
+        self._unmeasured[name] = f"scaled from a call with {factor} times fewer rows, which fits"
+
+    def _needed_bytes(self, node: fx.Node) -> int:
+        """Inputs, and results twice: kernels may need as much again."""
+        inputs = sum(map(storage_bytes, input_tensors(node)))
+        return inputs + 2 * sum(map(storage_bytes, output_tensors(node)))
+
+    @cached_property
+    def _probe(self) -> Probe:
+        return probe_for(self.device)
+
+    @cached_property
+    def _estimate(self) -> RooflineCosts:
+        return RooflineCosts(measured_profile(self.device))
 
 
 def _bytes(
@@ -115,7 +174,3 @@ def _kept(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> tuple[int,
         sizes.append(0 if key in seen else storage_bytes(tensor))
         seen.add(key)
     return tuple(sizes)
-
-
-def _traffic_ns(node: fx.Node) -> int:
-    return max(1, sum(map(storage_bytes, (*input_tensors(node), *output_tensors(node)))) // 10)
