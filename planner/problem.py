@@ -33,11 +33,13 @@ class Solution:
         order: operation indices; repeated ones run again. Judge it with the simulator.
         bound_ns: proven least step time of any schedule within the budget, 0 if none was proven.
         exact: whether the solver proved `order` optimal for the cost model.
+        winner: for a solver that tries others, the name of the one whose order this is.
     """
 
     order: tuple[int, ...]
     bound_ns: int = 0
     exact: bool = False
+    winner: str = ""
 
 
 class Solver(Protocol):

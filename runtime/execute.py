@@ -3,10 +3,10 @@
     arguments -> gate_K -> ... -> gate_1 -> forward (AOTAutograd's node) -> outputs
 
 Every argument that needs a gradient passes through the gate of the slice that completes its
-gradient, and a token links each gate to the next. In backward AOTAutograd's node runs first; it only
-hands the tangents over and returns no gradient. Then gate 1 runs slice 1 and returns the gradients
-completed there, autograd delivers them (hooks and accumulation included), gate 2 runs slice 2, and so
-on. A single node around the whole backward would hold every gradient until its end.
+gradient, and a token links each gate to the next. In backward AOTAutograd's node runs first; it
+only hands the tangents over and returns no gradient. Then gate 1 runs slice 1 and returns the
+gradients completed there, autograd delivers them (hooks and accumulation included), gate 2 runs
+slice 2, and so on. A single node around the whole backward would hold every gradient to its end.
 
 What lives from forward to backward is kept by a node of its own through `save_for_backward`: torch
 checks that nobody changed it in between, and saved-tensor hooks see it.
@@ -18,7 +18,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -26,6 +26,9 @@ from runtime.rewrite import Rewritten, Slice
 from runtime.torch_private import autocast_off, graph_kept
 from tracer.capture import JointGraph
 from tracer.errors import PlannerError
+
+BOOKKEEPING_BYTES = 64
+"""Tokens and anchors of one step: a handful of scalars."""
 
 
 class Program(Protocol):
@@ -94,9 +97,9 @@ class StepExecutor:
 class _Session:
     """One forward call and the backward calls that belong to it."""
 
-    _running = threading.local()
-    _numbers = itertools.count()
-    _by_number: weakref.WeakValueDictionary[int, _Session] = weakref.WeakValueDictionary()
+    _running: ClassVar = threading.local()
+    _numbers: ClassVar = itertools.count()
+    _by_number: ClassVar[weakref.WeakValueDictionary[int, _Session]] = weakref.WeakValueDictionary()
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -283,11 +286,11 @@ def _adopt(outputs: Any, session: _Session) -> None:
     Also asks autograd for None where no gradient arrives, instead of zeros of the output's size.
     """
     for output in outputs if isinstance(outputs, (tuple, list)) else [outputs]:
-        node = output.grad_fn if isinstance(output, torch.Tensor) else None
+        node: Any = output.grad_fn if isinstance(output, torch.Tensor) else None
         for _ in range(4):  # an output that is a view made afterwards has its view nodes in front
             if node is None:
                 break
-            if hasattr(node, "materialize_grads"):
+            if hasattr(node, "set_materialize_grads"):
                 node.set_materialize_grads(False)
                 node.metadata["planned_step"] = session
                 break

@@ -17,8 +17,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from runtime.schedule import Boundary, Compute, Deliver, Free, Schedule, ScheduleError, Step
-from runtime.schedule import reads, writes
+from runtime.schedule import (
+    Boundary,
+    Compute,
+    Deliver,
+    Free,
+    Schedule,
+    ScheduleError,
+    Step,
+    reads,
+    writes,
+)
 from runtime.torch_private import BoxedCodeGen, run_and_save_rng_state, run_with_rng_state
 from tracer.extract import StepGraph
 
@@ -196,15 +205,13 @@ class _Emitter:
         )
 
     def _random_call(self, node: fx.Node, state: int, again: bool) -> fx.Node:
-        args = tuple(fx.map_arg(node.args, self.load))
+        args: tuple[Any, ...] = (node.target, *fx.map_arg(node.args, self.load))
         kwargs = dict(fx.map_arg(node.kwargs, self.load))
         if again:
-            call = self.graph.call_function(
-                run_with_rng_state, (self.states[state], node.target, *args), kwargs
-            )
+            call = self.graph.call_function(run_with_rng_state, (self.states[state], *args), kwargs)
             call.meta.update(node.meta)
             return call
-        pair = self.graph.call_function(run_and_save_rng_state, (node.target, *args), kwargs)
+        pair = self.graph.call_function(run_and_save_rng_state, args, kwargs)
         self.states[state] = self.graph.call_function(operator.getitem, (pair, 0))
         call = self.graph.call_function(operator.getitem, (pair, 1))
         call.meta.update(node.meta)

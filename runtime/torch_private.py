@@ -24,6 +24,10 @@ __all__ = [
     "autocast_off",
     "graph_kept",
     "install_call",
+    "installed_call",
+    "is_overload",
+    "lint",
+    "plain_call",
     "remove_call",
     "run_and_save_rng_state",
     "run_with_rng_state",
@@ -53,7 +57,7 @@ def autocast_off() -> AbstractContextManager[Any]:
 
     Relies on `torch._C._DisableAutocast`, the guard that AOTAutograd itself runs under.
     """
-    return torch._C._DisableAutocast()  # type: ignore[no-any-return]
+    return torch._C._DisableAutocast()
 
 
 def graph_kept() -> bool:
@@ -80,7 +84,7 @@ def remove_call(module: torch.nn.Module) -> None:
 
 def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
     """The module's own call, hooks included. Relies on `nn.Module._call_impl`."""
-    return module._call_impl  # type: ignore[no-any-return]
+    return module._call_impl
 
 
 def is_overload(target: Any) -> bool:
@@ -91,3 +95,8 @@ def is_overload(target: Any) -> bool:
 def lint(module: fx.GraphModule) -> None:
     """fx's own check of a graph."""
     module.graph.lint()
+
+
+def installed_call(module: torch.nn.Module) -> Callable[..., Any] | None:
+    """What `install_call` put in place, if anything."""
+    return module._compiled_call_impl

@@ -4,16 +4,17 @@ Dynamo turns the Python of the forward into a graph (and guards what it assumed)
 that graph together with its backward into one functional aten graph on fake tensors. Nothing is
 executed and nothing of the model's size is allocated.
 
-What runs later is up to the `Executor` that the caller provides for each captured graph. AOTAutograd
-sees only a stand-in forward (outputs plus a token) and a stand-in backward (nothing saved, no
-gradients): it keeps doing what it does well, the bookkeeping of aliases, mutations and views at the
-border of the graph, while saved tensors and gradients are the executor's business.
+What runs later is up to the `Executor` that the caller provides for each captured graph.
+AOTAutograd sees only a stand-in forward (outputs plus a token) and a stand-in backward (nothing
+saved, no gradients): it keeps doing what it does well, the bookkeeping of aliases, mutations and
+views at the border of the graph, while saved tensors and gradients are the executor's business.
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -112,9 +113,7 @@ class Executor(Protocol):
 ExecutorFactory = Callable[[JointGraph], Executor]
 
 
-def compile_forward(
-    model: torch.nn.Module, make_executor: ExecutorFactory
-) -> Callable[..., Any]:
+def compile_forward(model: torch.nn.Module, make_executor: ExecutorFactory) -> Callable[..., Any]:
     """A callable with the signature of the model's forward that runs captured graphs.
 
     A new graph is captured whenever Dynamo's guards say that the last ones do not apply (another
@@ -125,13 +124,19 @@ def compile_forward(
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return _compile_graph(module, inputs, make_executor)
 
-    compiled = torch.compile(
-        _own_code(model), backend=backend, fullgraph=True, dynamic=False
-    )
+    compiled = torch.compile(_own_code(model), backend=backend, fullgraph=True, dynamic=False)
+
+    captured_once = False
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal captured_once
         try:
-            return compiled(*args, **kwargs)
+            if captured_once:
+                with suppress(TorchDynamoException):  # a new graph: again, with our settings
+                    return compiled(*args, **kwargs)
+            with dynamo_settings():
+                captured_once = True
+                return compiled(*args, **kwargs)
         except TorchDynamoException as error:
             raise UntraceableModel(_explain(error)) from error
 

@@ -1,10 +1,10 @@
 """From the joint fx graph to the computation graph: values, aliases, phases, kinds, costs.
 
 Which outputs receive a gradient is known only when backward starts (a Hugging Face model returns
-loss and logits, and people call `loss.backward()`). A graph is therefore extracted for a *pattern*:
-the set of tangents assumed absent. Nodes that depend on absent tangents alone are zero and cost
-nothing; adding zero is an alias. The operations and their indices are the same for every pattern, so
-an order found for one can be run under another.
+loss and logits, and people call `loss.backward()`). A graph is therefore extracted for a
+*pattern*: the set of tangents assumed absent. Nodes that depend on absent tangents alone are zero
+and cost nothing; adding zero is an alias. The operations and their indices are the same for every
+pattern, so an order found for one can be run under another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from tracer.capture import JointGraph
-CostModel = Any
+from tracer.costs import CostModel
 from tracer.graph import ComputationGraph, Kind, Operation, Phase, Value
 from tracer.operators import aliased_input, is_random, is_recomputable, tensors_of
 
@@ -97,7 +97,8 @@ def protect_mutated_inputs(joint: JointGraph) -> None:
         copy.meta.update(
             val=primal.meta["val"].clone(), partitioner_tag="is_forward", protective=True
         )
-        primal.replace_all_uses_with(copy, delete_user_cb=lambda u, c=copy: u is not c)
+        for user in users:
+            user.replace_input_with(primal, copy)
     joint.module.recompile()
 
 
@@ -172,6 +173,8 @@ class _Builder:
         size = sum(_storage_bytes(t) for t in tensors)
         if kind is Kind.TANGENT and self.joint.tangents.index(node) in absent:
             size = 0  # numbered all the same: forward values have one number in every pattern
+        elif kind is Kind.TANGENT and not _is_scalar(node):
+            size *= 2  # the loss outside of the graph saves about as much (log-probabilities)
         self.value_of[node] = self._value(node, node.name, size, kind, None)
 
     def _operation(self, node: fx.Node) -> None:
@@ -306,7 +309,10 @@ def _is_protected(primal: fx.Node) -> bool:
 
 
 def _first_operation(graph: fx.Graph) -> fx.Node:
-    return next(n for n in graph.nodes if n.op != "placeholder")
+    for node in list[fx.Node](graph.nodes):
+        if node.op != "placeholder":
+            return node
+    raise LookupError("the graph has no node but placeholders")
 
 
 def _root(node: fx.Node, zeros: Zeros) -> fx.Node:

@@ -155,9 +155,9 @@ class ComputationGraph:
         )
 
     @cached_property
-    def dag(self) -> nx.DiGraph:
+    def dag(self) -> nx.DiGraph[int]:
         """Frozen networkx DAG: a node per operation (`op`), an edge per dependence (`values`)."""
-        g = nx.DiGraph()
+        g: nx.DiGraph[int] = nx.DiGraph()
         for op in self.operations:
             g.add_node(op.index, op=op)
         for v in self.values:
@@ -168,7 +168,8 @@ class ComputationGraph:
                     g[v.producer][c]["values"] += (v.index,)
                 else:
                     g.add_edge(v.producer, c, values=(v.index,))
-        return nx.freeze(g)
+        nx.freeze(g)
+        return g
 
     def to_dict(self) -> dict[str, object]:
         """Plain data, for JSON."""
@@ -201,12 +202,15 @@ class ComputationGraph:
         return cls(operations, values, fixed, bool(data["accumulate"]))
 
     def fingerprint(self, *, costs: bool = True) -> str:
-        """Hash of the structure, names and sizes; with `costs` also of times and workspaces."""
-        rows: list[object] = [self.fixed_bytes, self.accumulate]
+        """Hash of operators, dependences and shapes; with `costs` also of bytes and times."""
+        rows: list[object] = []
         for op in self.operations:
             row = [op.target, op.phase, op.inputs, op.outputs, op.recomputable, op.state]
             rows.append(row + ([op.time_ns, op.workspace] if costs else []))
-        rows += [[v.nbytes, v.kind, v.producer, v.shape, v.dtype] for v in self.values]
+        for v in self.values:
+            rows.append([v.kind, v.producer, v.shape, v.dtype, *([v.nbytes] if costs else [])])
+        if costs:
+            rows.append([self.fixed_bytes, self.accumulate])
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -47,14 +48,12 @@ def aot_joint(
     with the two graphs it returned; the same since torch 2.0. The public wrapper
     `torch._dynamo.backends.common.aot_autograd` adds logging and a guard, and nothing that we need.
     """
-    return aot_module_simplified(  # type: ignore[no-any-return]
-        module,
-        inputs,
-        fw_compiler=forward,
-        bw_compiler=backward,
-        partition_fn=partition,
-        inference_compiler=inference,
-    )
+    compilers: dict[str, Any] = {
+        "fw_compiler": forward,
+        "bw_compiler": backward,
+        "inference_compiler": inference,
+    }
+    return aot_module_simplified(module, inputs, partition_fn=partition, **compilers)
 
 
 def dynamo_settings() -> AbstractContextManager[None]:
@@ -62,10 +61,20 @@ def dynamo_settings() -> AbstractContextManager[None]:
 
     Relies on `torch._dynamo.config` names that exist from torch 2.11 to 2.15. A recompile limit
     would make Dynamo run the model unplanned: with `fullgraph=True` reaching it raises instead,
-    and the cache of plans (not of Dynamo) decides how many shapes are kept.
+    and the cache of plans (not of Dynamo) decides how many shapes are kept. Log messages written
+    in a forward cannot be part of a graph; they are left out rather than refused.
     """
-    return torch._dynamo.config.patch(  # type: ignore[no-any-return]
-        recompile_limit=64, accumulated_recompile_limit=4096
+    config = torch._dynamo.config
+    ignored = "ignore_logging_functions"  # called ignore_logger_methods before torch 2.12
+    if not hasattr(config, ignored):
+        ignored = "ignore_logger_methods"
+    loggers = {f for n, f in vars(logging.Logger).items() if callable(f) and not n.startswith("_")}
+    return config.patch(  # type: ignore[no-any-return]
+        {
+            "recompile_limit": 64,
+            "accumulated_recompile_limit": 4096,
+            ignored: getattr(config, ignored) | loggers,
+        }
     )
 
 

@@ -1,0 +1,113 @@
+"""`plan`: the function that people call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from planner.engine import Engine
+from planner.pending import PendingPlan
+from planner.plan import Plan
+from planner.request import (
+    Request,
+    budget_bytes,
+    check_device,
+    check_model,
+    inputs_of,
+)
+from planner.solvers import SOLVERS
+from tracer.errors import PlannerError
+
+_BACKENDS = ("eager",)
+
+
+def plan(
+    model: torch.nn.Module,
+    example_inputs: Any = None,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    budget_gb: float | str,
+    optimizer: Any = None,
+    device: str | torch.device | None = None,
+    hardware: str | None = None,
+    solver: str = "auto",
+    time_limit: float = 60.0,
+    backend: str = "eager",
+    keep: str | Sequence[str] = (),
+    recompute: str | Sequence[str] = (),
+) -> Plan | PendingPlan:
+    """Plans a training step of `model` within a memory budget; nothing of it is executed.
+
+    Args:
+        model: what is trained; in training mode. It may be on the meta device with `hardware`.
+        example_inputs: one batch: a tensor (the only positional argument of forward), a tuple
+            (positional arguments) or a mapping (keywords). Left out, the model's
+            `example_input_array`; without that the plan is *pending*: `apply()` gives a module that
+            plans at its first training batch.
+        example_kwargs: keyword arguments beside a tuple or tensor.
+        budget_gb: gigabytes (1e9 bytes) that the whole step may hold at its peak, or "auto" (what
+            the device has free, less a reserve of 8 %).
+        optimizer: an optimizer or its class; its state counts, whether or not it exists yet.
+        device: profile costs on this device; by default the parameters' device.
+        hardware: price from a hardware profile ("a100-80gb", ..., or a TOML file) instead.
+        solver: a name in `planner.SOLVERS`; "auto" combines them.
+        time_limit: seconds for the solver.
+        backend: what runs the rewritten graphs: "eager".
+        keep: module-path patterns whose values are never made again.
+        recompute: module-path patterns whose values are not held from forward to backward.
+
+    Returns:
+        The plan, or a pending plan where there are no example inputs.
+
+    Raises:
+        InvalidBudget, UnknownHardware: an argument makes no sense.
+        UntraceableModel: torch cannot trace the forward; names file and line.
+        InfeasibleBudget: no schedule fits; says the least feasible budget.
+        PlannerError: base of these, and of every other error that names an argument.
+    """
+    check_model(model)
+    request = Request(
+        budget_bytes(budget_gb),
+        optimizer,
+        check_device(device) if hardware is None else _any_device(device),
+        hardware,
+        _one_of("solver", solver, tuple(SOLVERS)),
+        _positive("time_limit", time_limit),
+        _one_of("backend", backend, _BACKENDS),
+        _patterns(keep),
+        _patterns(recompute),
+    )
+    if not model.training:
+        warnings.warn(
+            "model is in eval mode: the plan is for steps in eval mode. Call model.train() first "
+            "to plan for training",
+            stacklevel=2,
+        )
+    engine = Engine(model, request)
+    inputs = inputs_of(model, example_inputs, example_kwargs)
+    if inputs is None:
+        return PendingPlan(engine)
+    return engine.make_plan(engine.trace(inputs), inputs)
+
+
+def _any_device(device: str | torch.device | None) -> torch.device | None:
+    return None if device is None else torch.device(device)
+
+
+def _one_of(argument: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise PlannerError(f"{argument}={value!r} is not one of {', '.join(map(repr, allowed))}")
+    return value
+
+
+def _positive(argument: str, value: float) -> float:
+    if not value > 0:
+        raise PlannerError(f"{argument}={value!r} must be a positive number of seconds")
+    return float(value)
+
+
+def _patterns(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)

@@ -1,0 +1,92 @@
+"""Which cost model prices a step, and what the step holds besides its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tracer.residents import optimizer_step_bytes, resident_bytes
+
+from planner.request import Inputs, Request, device_of, free_bytes, reserved_total
+from runtime.execute import BOOKKEEPING_BYTES
+from tracer.costs import CostModel
+from tracer.errors import PlannerError
+from tracer.extract import StepGraph
+from tracer.graph import ComputationGraph, Kind
+from tracer.hardware import load_profile
+from tracer.measured import MeasuredCosts
+from tracer.roofline import RooflineCosts
+
+
+@dataclass(frozen=True, eq=False)
+class Pricing:
+    """A cost model and the device it speaks for.
+
+    Attributes:
+        name: for people; costs: the model; memory_bytes: of a hardware profile's device, None where
+            the device is at hand (then its free memory is asked for).
+    """
+
+    name: str
+    costs: CostModel
+    device: torch.device
+    memory_bytes: int | None
+    progress: Callable[[int, int], None] | None = None
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, request: Request) -> Pricing:
+        """Measured costs on the device at hand, or a roofline from a hardware profile."""
+        device = request.device or device_of(model)
+        if request.hardware is not None:
+            profile = load_profile(request.hardware)
+            return cls(profile.name, RooflineCosts(profile), device, profile.memory_bytes)
+        if device.type == "meta":
+            raise PlannerError(
+                "model is on the meta device, where nothing can be measured: pass hardware=, such "
+                'as hardware="a100-80gb", to plan for a device described by numbers'
+            )
+        return cls(str(device), MeasuredCosts(device), device, None)
+
+    def automatic_budget(self, fixed: int) -> int:
+        """Bytes that budget_gb="auto" stands for."""
+        if self.memory_bytes is not None:
+            return reserved_total(self.memory_bytes)
+        return free_bytes(self.device, fixed)
+
+    def notes(self, step: StepGraph) -> tuple[str, ...]:
+        """What the reader of a plan should know about its costs and assumptions."""
+        notes = []
+        estimated = sorted(set(self.costs.unmeasured) & {op.target for op in step.graph.operations})
+        if estimated:
+            notes.append(
+                f"the cost of {len(estimated)} operators is only estimated: "
+                + ", ".join(estimated[:5])
+                + (", ..." if len(estimated) > 5 else "")
+            )
+        if step.absent:
+            notes.append(
+                f"{len(step.absent)} of {len(step.joint.tangents)} differentiable outputs are "
+                "assumed to receive no gradient (the model returns a scalar loss)"
+            )
+        return tuple(notes)
+
+
+def resident(
+    model: torch.nn.Module, inputs: Inputs | tuple[Any, ...], optimizer: Any
+) -> tuple[tuple[str, int], ...]:
+    """Bytes held during the whole step, by owner."""
+    batch = (inputs.args, dict(inputs.kwargs)) if isinstance(inputs, Inputs) else inputs
+    return (*resident_bytes(model, batch, optimizer), ("bookkeeping", BOOKKEEPING_BYTES))
+
+
+def optimizer_peak(model: torch.nn.Module, optimizer: Any, graph: ComputationGraph) -> int:
+    """Peak of the optimizer's step: everything held, all gradients, and its temporaries."""
+    if optimizer is None:
+        return 0
+    gradients = 0
+    if not graph.accumulate:
+        gradients = sum(v.nbytes for v in graph.values if v.kind is Kind.GRADIENT)
+    outputs = sum(v.nbytes for v in graph.values if v.kind is Kind.OUTPUT)
+    return graph.fixed + gradients + outputs + optimizer_step_bytes(model, optimizer)

@@ -1,0 +1,184 @@
+"""What people ask for, checked and brought into one form before any work starts."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tracer.errors import InvalidBudget, PlannerError, UnknownHardware
+from tracer.graph import ComputationGraph, Kind
+
+# Held back from "auto": the allocator's fragmentation, and what other libraries put on the device.
+_RESERVE = 0.08
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `plan`, valid.
+
+    Attributes:
+        budget_bytes: None for "auto", which is looked up when the plan is made.
+    """
+
+    budget_bytes: int | None
+    optimizer: Any = None
+    device: torch.device | None = None
+    hardware: str | None = None
+    solver: str = "auto"
+    time_limit: float = 60.0
+    backend: str = "eager"
+    keep: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One batch: how the model's forward is called."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def budget_bytes(budget_gb: float | str) -> int | None:
+    """Bytes of a budget in gigabytes (1e9); None for "auto"."""
+    if budget_gb == "auto":
+        return None
+    number = isinstance(budget_gb, (int, float)) and not isinstance(budget_gb, bool)
+    if not number or not math.isfinite(float(budget_gb)) or float(budget_gb) <= 0:
+        raise InvalidBudget(
+            f"budget_gb={budget_gb!r} is not a budget: pass gigabytes (1e9 bytes) as a positive "
+            'number, such as budget_gb=32, or budget_gb="auto"'
+        )
+    return round(float(budget_gb) * 1e9)
+
+
+def inputs_of(
+    model: torch.nn.Module, example_inputs: Any, example_kwargs: Mapping[str, Any] | None
+) -> Inputs | None:
+    """The example batch, from the arguments or from the model; None if there is none."""
+    if example_inputs is None and example_kwargs is None:
+        example_inputs = getattr(model, "example_input_array", None)
+        if example_inputs is None:
+            return None
+    kwargs = dict(example_kwargs or {})
+    if example_inputs is None:
+        return Inputs((), kwargs)
+    if isinstance(example_inputs, Mapping):
+        if kwargs:
+            raise PlannerError(
+                "example_inputs is a mapping and example_kwargs is given too: pass keywords in one "
+                "of them, positional arguments as a tuple in example_inputs"
+            )
+        return Inputs((), dict(example_inputs))
+    if isinstance(example_inputs, tuple):
+        return Inputs(example_inputs, kwargs)
+    return Inputs((example_inputs,), kwargs)
+
+
+def check_model(model: Any) -> None:
+    """The model must be a module with something to train."""
+    if not isinstance(model, torch.nn.Module):
+        raise PlannerError(
+            f"model is a {type(model).__name__}, not a torch.nn.Module; for a function, wrap it in "
+            "a module that calls it"
+        )
+    parameters = list(model.parameters())
+    if not any(p.requires_grad for p in parameters):
+        raise PlannerError(
+            f"model has no parameter that needs a gradient ({len(parameters)} parameters, all with "
+            "requires_grad=False): there is no backward pass to plan"
+        )
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Where the model's parameters are; CPU if it has none."""
+    return next((t.device for t in model.parameters()), torch.device("cpu"))
+
+
+def check_device(device: str | torch.device | None) -> torch.device | None:
+    """A device that is on this machine."""
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise UnknownHardware(f"device={device!r} is not a device: {error}") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise UnknownHardware(
+            f'device={device!r} was asked for, but torch sees no CUDA device here; pass hardware="'
+            'a100-80gb" (or another profile) to plan for a device that is elsewhere'
+        )
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise UnknownHardware(
+            f"device={device!r}: this machine has {torch.cuda.device_count()} CUDA devices"
+        )
+    return found
+
+
+def free_bytes(device: torch.device, held: int) -> int:
+    """What "auto" means: free memory and what the step already holds, less a reserve of 8 %."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    else:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    return int((free + held) * (1 - _RESERVE))
+
+
+def reserved_total(memory_bytes: int) -> int:
+    """The budget of a whole device: its memory less the same reserve."""
+    return int(memory_bytes * (1 - _RESERVE))
+
+
+def matching_values(
+    graph: ComputationGraph, patterns: Sequence[str], argument: str
+) -> frozenset[int]:
+    """Candidates made in modules whose path matches one of the patterns.
+
+    A pattern is a module path ("encoder.layer.0" stands for everything below it, too) or a shell
+    pattern ("encoder.layer.*.attention").
+    """
+    found: set[int] = set()
+    for pattern in patterns:
+        values = {v for v in graph.candidates if _matches(_module(graph, v), pattern)}
+        if not values:
+            raise PlannerError(_no_match(graph, pattern, argument))
+        found |= values
+    return frozenset(found)
+
+
+def _module(graph: ComputationGraph, value: int) -> str:
+    producer = graph.values[value].producer
+    return graph.operations[producer].module if producer is not None else ""
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, pattern + ".*")
+
+
+def _no_match(graph: ComputationGraph, pattern: str, argument: str) -> str:
+    paths = sorted({_module(graph, v) for v in graph.candidates} - {""})
+    near = difflib.get_close_matches(pattern, paths, n=5, cutoff=0.3) or paths[:5]
+    return (
+        f"{argument}={pattern!r} matches no module whose values the backward pass reads; near "
+        f"names: {', '.join(near) or 'none'}"
+    )
+
+
+def removable(graph: ComputationGraph, values: frozenset[int]) -> frozenset[int]:
+    """Those that can be absent at the boundary: made again by an operation that may run twice."""
+    result = set()
+    for v in values:
+        producer = graph.values[v].producer
+        assert producer is not None
+        if graph.operations[producer].recomputable and graph.values[v].kind is Kind.ACTIVATION:
+            result.add(v)
+    return frozenset(result)

@@ -1,0 +1,162 @@
+"""Runs a real step with and without the plan, and compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from planner.request import Inputs, inputs_of
+from runtime.measure import Measurement, measure
+from tracer.errors import PlannerError
+
+if TYPE_CHECKING:
+    from planner.engine import Engine
+    from planner.plan import Plan
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What one step gave with the plan and without it.
+
+    Attributes:
+        worst: for outputs, gradients and buffers the largest absolute difference and where; 0.0
+            means bitwise equal.
+        planned, plain: what was measured.
+        predicted_bytes, budget_bytes: of the plan.
+    """
+
+    worst: Mapping[str, tuple[float, str]]
+    planned: Measurement
+    plain: Measurement
+    predicted_bytes: int
+    budget_bytes: int
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether outputs, gradients and buffers are equal to the last bit."""
+        return all(difference == 0.0 for difference, _ in self.worst.values())
+
+    @property
+    def within_budget(self) -> bool:
+        return self.planned.peak_bytes <= self.budget_bytes
+
+    def __str__(self) -> str:
+        lines = []
+        for what, (difference, where) in self.worst.items():
+            equal = difference == 0.0
+            text = "bitwise equal" if equal else f"differ by {difference:.3g} at {where}"
+            lines.append(f"{what}: {text}")
+        lines.append(
+            f"peak: predicted {self.predicted_bytes / 1e9:.4f} GB, measured "
+            f"{self.planned.peak_bytes / 1e9:.4f} GB, budget {self.budget_bytes / 1e9:.4f} GB, "
+            f"without the plan {self.plain.peak_bytes / 1e9:.4f} GB"
+        )
+        lines.append(
+            f"time: {self.planned.seconds:.3f} s with the plan, {self.plain.seconds:.3f} s without "
+            "(one call each, under the profiler)"
+        )
+        return "\n".join(lines)
+
+
+def verify(engine: Engine, plan: Plan, batch: Any) -> Verification:
+    """Compares a planned with a plain step; parameters, buffers and gradients are put back."""
+    model = engine.model
+    inputs = inputs_of(model, batch, None)
+    if inputs is None:
+        raise PlannerError("batch= is needed: pass a batch as example_inputs of plan takes it")
+    state = _State(model)
+    try:
+        results = []
+        for call in (engine.activate(plan), engine.plain()):
+            state.restore()
+            call_inputs(call, inputs)  # once unmeasured: rewriting and first touches
+            state.restore()
+            results.append(_step(model, call, inputs))
+    finally:
+        state.restore(gradients=True)
+    (planned, one), (plain, other) = results
+    worst = {what: _worst(one[what], other[what]) for what in one}
+    return Verification(worst, planned, plain, plan.peak_bytes, plan.budget_bytes)
+
+
+class _State:
+    """Buffers, gradients and random-number state of a model, to be put back."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
+        self.gradients = {n: p.grad for n, p in model.named_parameters()}
+        self.devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+        self.random = torch.get_rng_state()
+        self.cuda = {d: torch.cuda.get_rng_state(d) for d in self.devices}
+
+    def restore(self, *, gradients: bool = False) -> None:
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(self.buffers[name])
+        for name, parameter in self.model.named_parameters():
+            parameter.grad = self.gradients[name] if gradients else None
+        torch.set_rng_state(self.random)
+        for device, state in self.cuda.items():
+            torch.cuda.set_rng_state(state, device)
+
+
+def call_inputs(call: Callable[..., Any], inputs: Inputs) -> Any:
+    """Forward and backward of one batch; the outputs."""
+    outputs = call(*inputs.args, **inputs.kwargs)
+    loss_of(outputs).backward()
+    return outputs
+
+
+def loss_of(outputs: Any) -> torch.Tensor:
+    """The scalar that the model returns; else the mean of squares of what it returns."""
+    tensors = [
+        t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad
+    ]
+    scalars = [t for t in tensors if t.dim() == 0]
+    if scalars:
+        return scalars[0]
+    return torch.stack([_mean_square(t) for t in tensors]).sum()
+
+
+def _mean_square(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.abs() if tensor.is_complex() else tensor).square().mean()
+
+
+def _step(
+    model: torch.nn.Module, call: Callable[..., Any], inputs: Inputs
+) -> tuple[Measurement, dict[str, dict[str, torch.Tensor]]]:
+    kept: dict[str, Any] = {}
+
+    def step() -> None:
+        kept["outputs"] = call_inputs(call, inputs)
+
+    batch = (inputs.args, dict(inputs.kwargs))
+    measurement = measure(step, model=model, inputs=batch)
+    leaves = pytree.tree_leaves(kept["outputs"])
+    return measurement, {
+        "outputs": {
+            str(i): t.detach().clone() for i, t in enumerate(leaves) if isinstance(t, torch.Tensor)
+        },
+        "gradients": {
+            n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None
+        },
+        "buffers": {n: b.detach().clone() for n, b in model.named_buffers()},
+    }
+
+
+def _worst(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> tuple[float, str]:
+    if one.keys() != other.keys():
+        return float("inf"), ", ".join(sorted(one.keys() ^ other.keys()))
+    worst, where = 0.0, ""
+    for name, tensor in one.items():
+        if torch.equal(tensor, other[name]):
+            continue
+        difference = float((tensor.double() - other[name].double()).abs().max())
+        if not difference <= worst:
+            worst, where = difference, name
+    return worst, where
