@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -116,3 +117,27 @@ def named_arguments(target: Any, args: Sequence[Any]) -> dict[str, Any]:
     if not isinstance(target, OpOverload):
         return {}
     return dict(zip((a.name for a in target._schema.arguments), args, strict=False))
+
+
+def bare_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+    """The optimizer's own step, without the hooks of people, schedulers and profilers.
+
+    Relies on `Optimizer` wrapping its class's `step` once and marking the wrapper `hooked`.
+    """
+    step: Any = type(optimizer).step
+    if getattr(step, "hooked", False):
+        step = step.__wrapped__
+    return functools.partial(step, optimizer)
+
+
+def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors with storages of their own behind a tensor: of a sharded one the local shard.
+
+    Relies on the `__tensor_flatten__` protocol of tensor subclasses.
+    """
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        return [t for name in names for t in inner_tensors(getattr(tensor, name))]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    return [tensor]

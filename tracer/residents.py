@@ -1,0 +1,227 @@
+"""Bytes held during the whole step: parameters, buffers, gradients, inputs, optimizer state.
+
+Storages count once, however many tensors share them. State that an optimizer has not made yet is
+found by running its step on meta tensors: real code, no memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tracer.costs import storage_bytes
+from tracer.errors import PlannerError
+from tracer.torch_private import bare_step, inner_tensors, storage_key
+
+Optimizer = torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
+"""An optimizer, its class, or whatever makes one from a list of parameters."""
+
+
+def resident_bytes(
+    model: torch.nn.Module, inputs: object, optimizer: Optimizer | None = None
+) -> tuple[tuple[str, int], ...]:
+    """What is held around and during the step: pairs of (name, bytes), empty ones left out.
+
+    Args:
+        model: its parameters, buffers and existing gradients. It may lie on the meta device.
+        inputs: the example inputs: tensors in containers and dataclasses.
+        optimizer: its state; what it has not made yet is predicted.
+
+    Raises:
+        PlannerError: the optimizer's state cannot be predicted.
+    """
+    seen: set[int] = set()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    found = [
+        ("parameters", _held(model.parameters(), seen)),
+        ("buffers", _held(model.buffers(), seen)),
+        ("gradients", _held(gradients, seen)),
+        ("inputs", _held(_tensors(inputs), seen)),
+        ("optimizer state", _state_bytes(model, optimizer, seen) if optimizer is not None else 0),
+    ]
+    return tuple((name, nbytes) for name, nbytes in found if nbytes)
+
+
+def optimizer_step_bytes(
+    model: torch.nn.Module, optimizer: Optimizer, device: torch.device | None = None
+) -> int:
+    """Most bytes that `optimizer.step()` holds beyond parameters, gradients and its state.
+
+    Args:
+        model: its parameters are what is optimized if the optimizer does not exist yet.
+        optimizer: as for `resident_bytes`.
+        device: where the step will run, if not where the parameters lie: the kernels differ.
+
+    Raises:
+        PlannerError: the optimizer's step cannot be run on meta tensors.
+    """
+    groups, twin = _twin(optimizer, _trainable(model))
+    where = device or next((p.device for g in groups for p in g["params"]), torch.device("cpu"))
+    if groups and all(g.get("fused") for g in groups):
+        return 0  # one kernel reads and writes everything in place
+    for group in twin.param_groups:
+        if "foreach" in group and group["foreach"] is None:
+            group["foreach"] = where.type == "cuda"  # what torch chooses
+    _step(twin)  # makes the state
+    counter = _Counter()
+    with counter:
+        _step(twin)
+    return counter.peak
+
+
+def _state_bytes(model: torch.nn.Module, optimizer: Optimizer, seen: set[int]) -> int:
+    existing, missing = 0, _trainable(model)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        existing = _held(_tensors(tuple(optimizer.state.values())), seen)
+        members = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
+        missing = [p for p in members if not any(_tensors(optimizer.state.get(p, {})))]
+    if not missing:
+        return existing
+    _, twin = _twin(optimizer, missing)
+    _step(twin)
+    return existing + _held(_tensors(tuple(twin.state.values())), set())
+
+
+def _twin(
+    optimizer: Optimizer, parameters: list[torch.nn.Parameter]
+) -> tuple[list[dict[str, Any]], torch.optim.Optimizer]:
+    """The groups as they are, and an optimizer of the same kind over meta parameters."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        groups: list[dict[str, Any]] = optimizer.param_groups
+        twin = copy.copy(optimizer)
+        wanted = set(parameters)
+    else:
+        try:
+            twin = optimizer([_flat(p) for p in parameters])
+        except Exception as error:
+            raise _refusal(optimizer, error) from error
+        groups = [{**twin.param_groups[0], "params": parameters}]
+        wanted = set(parameters)
+    twin.state = defaultdict(dict)
+    twin.param_groups = [
+        {**_plain_settings(g), "params": [_meta(p) for p in g["params"] if p in wanted]}
+        for g in groups
+    ]
+    return groups, twin
+
+
+def _plain_settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Fused and capturable kernels refuse the meta device; their state is the same."""
+    changed = {k: False for k in ("fused", "capturable") if group.get(k)}
+    return {**group, **changed}
+
+
+def _flat(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    """Of the same shape on the CPU, with a single element behind it: constructors check devices."""
+    shape, dtype = inner_tensors(parameter)[0].shape, parameter.dtype
+    return torch.nn.Parameter(torch.zeros((), dtype=dtype, device="cpu").expand(shape))
+
+
+def _meta(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    local = inner_tensors(parameter)[0]
+    twin = torch.nn.Parameter(torch.empty_like(local, device="meta"), parameter.requires_grad)
+    if parameter.requires_grad:
+        twin.grad = torch.empty_like(twin)
+    return twin
+
+
+def _step(twin: torch.optim.Optimizer) -> None:
+    try:
+        with _Ones():
+            bare_step(twin)()
+    except Exception as error:
+        raise _refusal(twin, error) from error
+
+
+def _refusal(optimizer: Optimizer, error: Exception) -> PlannerError:
+    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+    return PlannerError(
+        f"optimizer=: the state of {kind.__name__} cannot be predicted, since its step does not "
+        f"run on meta tensors ({error}); pass an optimizer that has taken a step, or leave it out"
+    )
+
+
+class _Ones(TorchFunctionMode):
+    """Meta tensors have no numbers: where an optimizer asks for one it is 1."""
+
+    _KINDS: Mapping[Any, Any] = {
+        torch.Tensor.item: 1.0,
+        torch.Tensor.__float__: 1.0,
+        torch.Tensor.__int__: 1,
+        torch.Tensor.__bool__: True,
+    }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in self._KINDS and args[0].is_meta:
+            return self._KINDS[func]
+        return func(*args, **(kwargs or {}))
+
+
+class _Counter(TorchDispatchMode):
+    """Counts the bytes of storages that operators make, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = self.peak = 0
+        self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        known = {storage_key(t) for t in _tensors((args, kwargs or {}))}
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            if storage_key(tensor) not in known:
+                self._watch(tensor)
+        return result
+
+    def _watch(self, tensor: torch.Tensor) -> None:
+        key, nbytes = storage_key(tensor), storage_bytes(tensor)
+        if key in self._watched:
+            return
+        self.held += nbytes
+        self.peak = max(self.peak, self.held)
+
+        def freed(_: object) -> None:
+            self.held -= nbytes
+            del self._watched[key]
+
+        self._watched[key] = weakref.ref(tensor.untyped_storage(), freed)
+
+
+def _trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def _held(tensors: Iterable[torch.Tensor], seen: set[int]) -> int:
+    """Bytes of the storages not seen before."""
+    total = 0
+    for tensor in (t for outer in tensors for t in inner_tensors(outer)):
+        key = storage_key(tensor)
+        if key not in seen:
+            seen.add(key)
+            total += storage_bytes(tensor)
+    return total
+
+
+def _tensors(thing: object) -> Iterator[torch.Tensor]:
+    """The tensors in containers and dataclasses."""
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif isinstance(thing, Mapping):
+        yield from _tensors(tuple(thing.values()))
+    elif isinstance(thing, list | tuple | set | frozenset):
+        for item in thing:
+            yield from _tensors(item)
+    elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        yield from _tensors(tuple(vars(thing).values()))
