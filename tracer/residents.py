@@ -82,7 +82,7 @@ def _state_bytes(model: torch.nn.Module, optimizer: Optimizer, seen: set[int]) -
     if isinstance(optimizer, torch.optim.Optimizer):
         existing = _held(_tensors(tuple(optimizer.state.values())), seen)
         members = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
-        missing = [p for p in members if not any(_tensors(optimizer.state.get(p, {})))]
+        missing = [p for p in members if not list(_tensors(optimizer.state.get(p, {})))]
     if not missing:
         return existing
     _, twin = _twin(optimizer, missing)
@@ -95,22 +95,34 @@ def _twin(
 ) -> tuple[list[dict[str, Any]], torch.optim.Optimizer]:
     """The groups as they are, and an optimizer of the same kind over meta parameters."""
     if isinstance(optimizer, torch.optim.Optimizer):
-        groups: list[dict[str, Any]] = optimizer.param_groups
-        twin = copy.copy(optimizer)
-        wanted = set(parameters)
+        original, stand_ins = optimizer, {p: p for p in parameters}
     else:
+        original, stand_ins = _constructed(optimizer, parameters)
+    twin = copy.copy(original)
+    twin.state, twin.param_groups = defaultdict(dict), []
+    for group in original.param_groups:
+        members = [p for p in group["params"] if p in stand_ins]
+        metas = [_meta(stand_ins[p]) for p in members]
+        twin.param_groups.append({**_plain_settings(group), "params": metas})
+        for old, new in zip(members, metas, strict=True):
+            if old in original.state:
+                twin.state[new] = {k: _meta_state(v) for k, v in original.state[old].items()}
+    return original.param_groups, twin
+
+
+def _constructed(
+    make: Callable[..., torch.optim.Optimizer], parameters: list[torch.nn.Parameter]
+) -> tuple[torch.optim.Optimizer, dict[torch.nn.Parameter, torch.nn.Parameter]]:
+    """A new optimizer, and for each of its parameters the one of the model."""
+    first: Exception | None = None
+    for stand_in in (_meta, _flat):  # constructors may refuse the meta device, fused ones do
+        fakes = [stand_in(p) for p in parameters]
         try:
-            twin = optimizer([_flat(p) for p in parameters])
-        except Exception as error:
-            raise _refusal(optimizer, error) from error
-        groups = [{**twin.param_groups[0], "params": parameters}]
-        wanted = set(parameters)
-    twin.state = defaultdict(dict)
-    twin.param_groups = [
-        {**_plain_settings(g), "params": [_meta(p) for p in g["params"] if p in wanted]}
-        for g in groups
-    ]
-    return groups, twin
+            return make(fakes), dict(zip(fakes, parameters, strict=True))
+        except Exception as error:  # whatever a constructor may say
+            first = first or error
+    assert first is not None
+    raise _refusal(make, first) from first
 
 
 def _plain_settings(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +132,7 @@ def _plain_settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-    """Of the same shape on the CPU, with a single element behind it: constructors check devices."""
+    """Of the same shape, on the CPU, with a single element behind it."""
     shape, dtype = inner_tensors(parameter)[0].shape, parameter.dtype
     return torch.nn.Parameter(torch.zeros((), dtype=dtype, device="cpu").expand(shape))
 
@@ -131,6 +143,13 @@ def _meta(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
     if parameter.requires_grad:
         twin.grad = torch.empty_like(twin)
     return twin
+
+
+def _meta_state(value: Any) -> Any:
+    """Counters of steps stay numbers, the rest loses its content."""
+    if not isinstance(value, torch.Tensor) or not value.dim():
+        return value.clone() if isinstance(value, torch.Tensor) else value
+    return torch.empty_like(inner_tensors(value)[0], device="meta")
 
 
 def _step(twin: torch.optim.Optimizer) -> None:
