@@ -1,0 +1,14 @@
+"""Solvers: one file each, one signature (`planner.problem.Solver`), found by name in `SOLVERS`."""
+
+from __future__ import annotations
+
+from planner.problem import Solver
+from planner.solvers import auto, baselines, greedy
+
+SOLVERS: dict[str, Solver] = {
+    "auto": auto.solve,
+    "greedy": greedy.solve,
+    "save_all": baselines.save_all,
+}
+
+__all__ = ["SOLVERS"]

@@ -1,0 +1,110 @@
+"""Lower bounds on the step time of every schedule within a budget.
+
+Boundary program. At the boundary a set of forward values is held, within the budget; whatever else
+backward needs must be computed again at least once, from values that are held or computed again in
+turn. That is true of every schedule, whatever it does later and however often it computes again, so
+the least time of such a choice bounds all of them. Columns: s_v, value v is held; r_o, operation o
+runs again after the boundary.
+
+    minimise    sum time_o r_o
+    needed:     s_v + r_producer(v) >= 1          for v that backward reads
+    inputs:     s_u + r_producer(u) >= r_o        for each input u of o
+    memory:     fixed + outputs + tangents + sum size_v s_v + sum state_o r_o <= budget
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from planner.instance import Instance
+from planner.linear import Answer, Limits, Program
+
+
+@dataclass(frozen=True)
+class BoundaryAnswer:
+    """Solution of the boundary program.
+
+    Attributes:
+        bound_ns: no schedule takes less step time.
+        saved: values held at the boundary; `again`: operations that run again.
+    """
+
+    bound_ns: int
+    saved: frozenset[int]
+    again: frozenset[int]
+
+
+def boundary_program(
+    instance: Instance, budget: int
+) -> tuple[Program, dict[int, int], dict[int, int]]:
+    """The program and its columns: (program, s by value, r by operation)."""
+    program = Program("boundary")
+    b = instance.boundary
+    r = {
+        o: program.column(f"again_{o}", float(instance.time[o]))
+        for o in range(b)
+        if instance.again[o]
+    }
+    s: dict[int, int] = {}
+    free = instance.fixed + sum(instance.size[v] for v in instance.tangents)
+    for v, o in enumerate(instance.producer):
+        if not 0 <= o < b or v == instance.state[o]:
+            continue
+        if instance.held[v]:
+            free += instance.size[v]
+        elif v not in instance.dropped:
+            s[v] = program.column(f"saved_{v}")
+    unit = max(1, budget) / 1e4
+    memory = [(column, instance.size[v] / unit) for v, column in s.items()]
+    memory += [
+        (column, instance.size[instance.state[o]] / unit)
+        for o, column in r.items()
+        if instance.state[o] >= 0
+    ]
+    program.row("memory", memory, upper=(budget - free) / unit)
+    for v in _needed(instance):
+        terms = _ways(instance, v, s, r)
+        program.row(f"needed_{v}", terms, lower=1.0)
+    for o, column in r.items():
+        for u in instance.reads[o]:
+            if not instance.held[u]:
+                program.row(
+                    f"input_{o}_{u}", [*_ways(instance, u, s, r), (column, -1.0)], lower=0.0
+                )
+    return program, s, r
+
+
+def _needed(instance: Instance) -> list[int]:
+    """Forward values that backward reads and that are not held anyway."""
+    return [v for v in instance.graph.candidates if not instance.held[v]]
+
+
+def _ways(
+    instance: Instance, v: int, s: dict[int, int], r: dict[int, int]
+) -> list[tuple[int, float]]:
+    o = instance.producer[v]
+    terms = [(s[v], 1.0)] if v in s else []
+    return [*terms, (r[o], 1.0)] if o in r else terms
+
+
+def solve_boundary(
+    instance: Instance, budget: int, limits: Limits = Limits()
+) -> BoundaryAnswer:
+    """Solves the boundary program.
+
+    Raises:
+        ProgramError: nothing fits at the boundary, or no answer within the limits.
+    """
+    program, s, r = boundary_program(instance, budget)
+    answer = program.solve(limits)
+    return BoundaryAnswer(
+        instance.graph.time_ns + safe_floor(answer),
+        frozenset(v for v, column in s.items() if answer.values and answer.values[column] > 0.5),
+        frozenset(o for o, column in r.items() if answer.values and answer.values[column] > 0.5),
+    )
+
+
+def safe_floor(answer: Answer) -> int:
+    """Whole ns that the program's bound proves, less its solver's relative tolerance of 1e-6."""
+    return max(0, math.ceil(answer.bound * (1 - 1e-6) - 1e-3))

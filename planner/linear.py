@@ -1,0 +1,255 @@
+"""Linear and integer programs: one small builder, and the programs that solve it.
+
+HiGHS gets the matrix in one call: PuLP adds column by column and row by row, which for the staged
+programs (tens of thousands of columns) takes longer than solving them. Without highspy the same
+program goes through PuLP to CBC.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+INFINITY = math.inf
+
+
+class ProgramError(RuntimeError):
+    """The program has no solution, or its solver found none within its limits.
+
+    Attributes:
+        infeasible: proven to have none.
+    """
+
+    def __init__(self, message: str, *, infeasible: bool) -> None:
+        self.infeasible = infeasible
+        super().__init__(message)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a solver may stop: relative gap, branch-and-bound nodes, seconds.
+
+    Nodes are the same in every run, seconds are not: prefer nodes.
+    """
+
+    gap: float = 0.0
+    nodes: int | None = None
+    seconds: float = INFINITY
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a solver says about a program.
+
+    Attributes:
+        values: one for each column; empty if a limit came before the first solution.
+        objective: of these values.
+        bound: proven: no solution has a smaller objective. For a linear program its optimum.
+        optimal: solved to the end: no gap beyond the solver's tolerances (1e-6 in integrality and
+            feasibility, absolute gap 1e-6).
+        duals: one for each row (linear programs only).
+    """
+
+    values: tuple[float, ...]
+    objective: float
+    bound: float
+    optimal: bool
+    duals: tuple[float, ...] = ()
+
+
+@dataclass
+class Program:
+    """Minimise a linear function under named rows; all columns have bounds, some are integers."""
+
+    name: str
+    cost: list[float] = field(default_factory=list)
+    lower: list[float] = field(default_factory=list)
+    upper: list[float] = field(default_factory=list)
+    integer: list[bool] = field(default_factory=list)
+    column_names: list[str] = field(default_factory=list)
+    row_names: list[str] = field(default_factory=list)
+    row_lower: list[float] = field(default_factory=list)
+    row_upper: list[float] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    coefficients: list[float] = field(default_factory=list)
+
+    def column(
+        self,
+        name: str,
+        cost: float = 0.0,
+        *,
+        lower: float = 0.0,
+        upper: float = 1.0,
+        integer: bool = True,
+    ) -> int:
+        """Adds a column (a binary one unless told otherwise) and returns its index."""
+        self.column_names.append(name)
+        self.cost.append(cost)
+        self.lower.append(lower)
+        self.upper.append(upper)
+        self.integer.append(integer)
+        return len(self.cost) - 1
+
+    def row(
+        self,
+        name: str,
+        terms: Iterable[tuple[int, float]],
+        *,
+        lower: float = -INFINITY,
+        upper: float = INFINITY,
+    ) -> int:
+        """Adds lower <= sum of coefficient * column <= upper and returns the row's index."""
+        self.row_names.append(name)
+        self.row_lower.append(lower)
+        self.row_upper.append(upper)
+        self.starts.append(len(self.indices))
+        for index, coefficient in terms:
+            self.indices.append(index)
+            self.coefficients.append(coefficient)
+        return len(self.row_names) - 1
+
+    def solve(
+        self,
+        limits: Limits = Limits(),
+        *,
+        relaxed: bool = False,
+        start: dict[int, float] | None = None,
+    ) -> Answer:
+        """Solves it; `relaxed` forgets that columns are integers.
+
+        `start` is a solution (or part of one) to begin with.
+
+        Raises:
+            ProgramError: infeasible, or nothing at all was proven within the limits.
+        """
+        try:
+            import highspy
+        except ImportError:
+            return _solve_cbc(self, limits, relaxed)
+        return _solve_highs(highspy, self, limits, relaxed, start or {})
+
+
+def _solve_highs(
+    highspy: Any, program: Program, limits: Limits, relaxed: bool, start: dict[int, float]
+) -> Answer:
+    mixed = not relaxed and any(program.integer)
+    highs = highspy.Highs()
+    for key, option in _highs_options(limits).items():
+        highs.setOptionValue(key, option)
+    highs.passModel(_highs_model(highspy, program, mixed))
+    if start:
+        columns = np.array(list(start), dtype=np.int32)
+        highs.setSolution(len(start), columns, np.array(list(start.values()), dtype=float))
+    highs.run()
+    status, info, kinds = highs.getModelStatus(), highs.getInfo(), highspy.HighsModelStatus
+    if status in (kinds.kInfeasible, kinds.kUnboundedOrInfeasible):
+        raise ProgramError(f"{program.name}: infeasible", infeasible=True)
+    solution = highs.getSolution()
+    found = info.primal_solution_status == 2  # kSolutionStatusFeasible
+    optimal = status == kinds.kOptimal
+    bound = info.mip_dual_bound if mixed else info.objective_function_value
+    if not (optimal if not mixed else found or math.isfinite(bound)):
+        raise ProgramError(f"{program.name}: {status}", infeasible=False)
+    return Answer(
+        tuple(solution.col_value) if found else (),
+        info.objective_function_value if found else INFINITY,
+        bound,
+        optimal and (not mixed or limits.gap == 0.0),
+        () if mixed else tuple(solution.row_dual),
+    )
+
+
+def _highs_options(limits: Limits) -> dict[str, object]:
+    options: dict[str, object] = {
+        "output_flag": False,
+        "mip_rel_gap": limits.gap,
+        "threads": 1,  # the same answer on every machine
+        "random_seed": 0,
+    }
+    if limits.nodes is not None:
+        options["mip_max_nodes"] = limits.nodes
+    if math.isfinite(limits.seconds):
+        options["time_limit"] = max(0.0, limits.seconds)
+    return options
+
+
+def _highs_model(highspy: Any, program: Program, mixed: bool) -> Any:
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = len(program.cost), len(program.row_names)
+    lp.col_cost_ = np.array(program.cost, dtype=float)
+    lp.col_lower_ = np.array(program.lower, dtype=float)
+    lp.col_upper_ = np.array(program.upper, dtype=float)
+    lp.row_lower_ = np.array(program.row_lower, dtype=float)
+    lp.row_upper_ = np.array(program.row_upper, dtype=float)
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_ = np.array([*program.starts, len(program.indices)], dtype=np.int32)
+    lp.a_matrix_.index_ = np.array(program.indices, dtype=np.int32)
+    lp.a_matrix_.value_ = np.array(program.coefficients, dtype=float)
+    if mixed:
+        kinds = highspy.HighsVarType
+        lp.integrality_ = [kinds.kInteger if i else kinds.kContinuous for i in program.integer]
+    return lp
+
+
+def _solve_cbc(program: Program, limits: Limits, relaxed: bool) -> Answer:
+    import pulp
+
+    model, columns = _pulp_model(pulp, program, relaxed)
+    solver = pulp.PULP_CBC_CMD(
+        msg=False,
+        gapRel=limits.gap,
+        threads=1,
+        timeLimit=None if math.isinf(limits.seconds) else limits.seconds,
+        options=[] if limits.nodes is None else [f"maxNodes {limits.nodes}"],
+    )
+    status = model.solve(solver)
+    if status == pulp.LpStatusInfeasible:
+        raise ProgramError(f"{program.name}: infeasible", infeasible=True)
+    if status != pulp.LpStatusOptimal or any(c.varValue is None for c in columns):
+        raise ProgramError(f"{program.name}: {pulp.LpStatus[status]}", infeasible=False)
+    values = tuple(float(c.varValue) for c in columns)
+    objective = sum(c * x for c, x in zip(program.cost, values, strict=True))
+    # PuLP does not pass on CBC's bound, so it is known only if CBC ran to the end.
+    complete = relaxed or (
+        model.sol_status == pulp.LpSolutionOptimal and limits.nodes is None and limits.gap == 0.0
+    )
+    bound = objective if complete else _solve_cbc(program, Limits(), True).bound
+    return Answer(values, objective, bound, complete)
+
+
+def _pulp_model(pulp: Any, program: Program, relaxed: bool) -> tuple[Any, list[Any]]:
+    model = pulp.LpProblem(program.name, pulp.LpMinimize)
+    columns = [
+        pulp.LpVariable(
+            f"{name}_{i}",
+            program.lower[i],
+            None if math.isinf(program.upper[i]) else program.upper[i],
+            pulp.LpInteger if program.integer[i] and not relaxed else pulp.LpContinuous,
+        )
+        for i, name in enumerate(program.column_names)
+    ]
+    model.setObjective(pulp.LpAffineExpression(list(zip(columns, program.cost, strict=True))))
+    ends = [*program.starts[1:], len(program.indices)]
+    for r, name in enumerate(program.row_names):
+        span = range(program.starts[r], ends[r])
+        terms = [(columns[program.indices[i]], program.coefficients[i]) for i in span]
+        expression = pulp.LpAffineExpression(terms)
+        if math.isfinite(program.row_upper[r]):
+            model.addConstraint(expression <= program.row_upper[r], f"{name}_{r}_upper")
+        if math.isfinite(program.row_lower[r]):
+            model.addConstraint(expression >= program.row_lower[r], f"{name}_{r}_lower")
+    return model, columns
+
+
+def memory_unit(budget: int) -> float:
+    """Bytes that memory rows count as one: a power of two near a ten-thousandth of the budget.
+
+    HiGHS works with absolute tolerances, so bytes are too fine. A power of two keeps the sizes
+    exact; with other units the presolve of HiGHS 1.16 was seen to loop for ever on rounding noise.
+    """
+    return float(2.0 ** round(math.log2(max(1, budget) / 1e4)))
