@@ -21,7 +21,7 @@ from torch.profiler import DeviceType
 Call = Callable[[], Any]
 
 _SWEEP = {"cpu": 64 << 20, "cuda": 256 << 20}  # bytes; above the last-level caches of today
-_LEAST, _MOST = 5, 50  # samples
+_LEAST, _MOST = 7, 50  # samples
 
 
 class Probe(Protocol):
@@ -110,12 +110,12 @@ def probe_for(device: torch.device) -> Probe:
 
 
 def settled_time_ns(probe: Probe, call: Call, *, seconds: float, relative_error: float) -> int:
-    """Median time of a call, repeated until its error is small.
+    """Time of a call, repeated until it is known well enough.
 
-    Stops when the median's standard error is below `relative_error`, after 50 calls, or when
-    `seconds` are over and there are at least three samples. A call that takes longer than
-    `seconds` is timed once more at most. Samples far from the median (another process had the
-    core) are dropped.
+    The slower half of the samples is dropped as disturbed (another process had the core), since
+    nothing makes a call faster than it is; the median of the rest counts. Stops when its standard
+    error is below `relative_error`, after 50 calls, or when `seconds` are over and there are at
+    least three samples. A call that takes longer than `seconds` is timed once or twice.
     """
     end = time.perf_counter() + seconds
     samples = [probe.time_ns(call)]
@@ -125,16 +125,15 @@ def settled_time_ns(probe: Probe, call: Call, *, seconds: float, relative_error:
         if enough or (late and (len(samples) >= 3 or samples[-1] > seconds * 1e9)):
             break
         samples.append(probe.time_ns(call))
-    return max(1, round(statistics.median(_without_outliers(samples))))
+    return max(1, round(statistics.median(_faster_half(samples))))
 
 
-def _without_outliers(samples: list[int]) -> list[int]:
-    middle = statistics.median(samples)
-    spread = statistics.median(abs(s - middle) for s in samples)
-    return [s for s in samples if abs(s - middle) <= 5 * spread] or samples
+def _faster_half(samples: list[int]) -> list[int]:
+    return sorted(samples)[: (len(samples) + 1) // 2]
 
 
 def _error(samples: list[int]) -> float:
-    """Standard error of the median relative to it, from the spread of the middle half."""
-    low, middle, high = statistics.quantiles(samples, n=4)
-    return 0.93 * (high - low) / middle / len(samples) ** 0.5 if middle else 0.0
+    """Standard error of the faster half's median, relative to it, from its middle half's spread."""
+    half = _faster_half(samples)
+    low, middle, high = statistics.quantiles(half, n=4)
+    return 0.93 * (high - low) / middle / len(half) ** 0.5 if middle else 0.0
