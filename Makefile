@@ -12,8 +12,9 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 demo: $(VENV)/.stamp-bench
 	$(BIN)/python examples/quickstart.py
 
+# One thread for each worker: threads that share a busy core wait for each other for long.
 test: lint
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS)
 
 lint: $(VENV)/.stamp-test
 	$(BIN)/ruff check .
