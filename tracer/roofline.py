@@ -7,6 +7,7 @@ a call without a formula is bound by the bytes that it moves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -157,5 +158,10 @@ def _padding(node: fx.Node, tile: int) -> float:
     results = output_tensors(node)
     if _kind(node) != "matmul" or not results or results[0].dim() < 2:
         return 1.0
-    rows, columns = (max(1, int(n)) for n in results[0].shape[-2:])
-    return (-(-rows // tile) * tile / rows) * (-(-columns // tile) * tile / columns)
+    return math.prod(_whole(int(n), tile) / n for n in results[0].shape[-2:] if n)
+
+
+def _whole(length: int, tile: int) -> int:
+    """Length in whole tiles; for less than one there are kernels with smaller tiles."""
+    edge = min(tile, 1 << (length - 1).bit_length())
+    return -(-length // edge) * edge

@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tracer import measured
+from tracer.costs import OperationCost, signature
+from tracer.hardware import HardwareProfile, load_profile
+from tracer.measured import MeasuredCosts
+from tracer.roofline import RooflineCosts, moved_bytes
+from tracer.smaller import NotScalable, smaller_call
+from tracer.synthetic import make_arguments
+
+aten = torch.ops.aten
+
+
+def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A node that calls `target`; tensors among the arguments become placeholders."""
+    graph = fx.Graph()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes: dict[torch.Tensor, torch.Tensor] = {}
+    nodes: dict[torch.Tensor, fx.Node] = {}
+
+    def node(a: Any) -> Any:
+        if not isinstance(a, torch.Tensor):
+            return a
+        if a not in nodes:
+            fakes[a] = mode.from_tensor(a)
+            nodes[a] = graph.placeholder(f"x{len(nodes)}")
+            nodes[a].meta["val"] = fakes[a]
+        return nodes[a]
+
+    tree = torch.utils._pytree.tree_map(node, (args, kwargs))
+    made = graph.create_node("call_function", target, *tree)
+    with mode, torch.no_grad():
+        inputs = torch.utils._pytree.tree_map(
+            lambda a: fakes[a] if isinstance(a, torch.Tensor) else a, (args, kwargs)
+        )
+        made.meta["val"] = target(*inputs[0], **inputs[1])
+    return made
+
+
+def quick() -> MeasuredCosts:
+    return MeasuredCosts("cpu", cached=False, seconds=0.0)
+
+
+def cost(node: fx.Node) -> OperationCost:
+    model = quick()
+    found = model.cost(node)
+    assert model.unmeasured == {}
+    return found
+
+
+# Signatures
+
+
+def test_signature_is_text_of_json_and_the_same_for_the_same_call():
+    x, y, z = torch.rand(4), torch.rand(2, 3), torch.rand(3, 4)
+    a, b = call(aten.addmm.default, x, y, z), call(aten.addmm.default, x, y, z)
+    assert signature(a) == signature(b)
+    assert json.loads(signature(a))[0] == "aten.addmm.default"
+
+
+def test_signature_tells_shapes_strides_dtypes_and_numbers_apart():
+    x = torch.rand(4, 6)
+    nodes = [
+        call(aten.sum.dim_IntList, x, [0]),
+        call(aten.sum.dim_IntList, x, [1]),
+        call(aten.sum.dim_IntList, x, [1], True),
+        call(aten.sum.dim_IntList, x.double(), [0]),
+        call(aten.sum.dim_IntList, torch.rand(6, 4).t(), [0]),
+        call(aten.sum.dim_IntList, torch.rand(1, 6).expand(4, 6), [0]),
+    ]
+    assert len({signature(n) for n in nodes}) == len(nodes)
+
+
+def test_signature_tells_one_tensor_twice_from_two():
+    x, y = torch.rand(4), torch.rand(4)
+    assert signature(call(aten.mul.Tensor, x, x)) != signature(call(aten.mul.Tensor, x, y))
+
+
+def test_signature_does_not_depend_on_the_device_a_model_waits_on():
+    here, nowhere = (call(aten.exp.default, torch.empty(8, device=d)) for d in ("cpu", "meta"))
+    assert signature(here) == signature(nowhere)
+
+
+# Made-up arguments
+
+
+@pytest.mark.parametrize(
+    "like",
+    [
+        torch.rand(3, 4, 5).transpose(0, 2),
+        torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        torch.rand(1, 4).expand(6, 4),
+        torch.rand(0, 4),
+        torch.rand(7, dtype=torch.float64).to(torch.bfloat16),
+        torch.rand(3, dtype=torch.complex64),
+        torch.rand(300, 301),  # longer than the noise that it repeats
+    ],
+)
+def test_arguments_have_the_shape_strides_and_dtype_of_the_node(like):
+    (made,), _ = make_arguments(call(aten.clone.default, like), torch.device("cpu"))
+    assert (made.shape, made.stride(), made.dtype) == (like.shape, like.stride(), like.dtype)
+    assert torch.isfinite(made).all()
+
+
+INDEXED = {
+    "embedding": lambda i: call(aten.embedding.default, torch.rand(5, 3), i),
+    "embedding_dense_backward": lambda i: call(
+        aten.embedding_dense_backward.default, torch.rand(40, 3), i, 5, -1, False
+    ),
+    "index_select": lambda i: call(aten.index_select.default, torch.rand(3, 5), 1, i),
+    "index": lambda i: call(aten.index.Tensor, torch.rand(9, 5), [None, i]),
+    "index_put": lambda i: call(aten.index_put.default, torch.rand(5), [i], torch.rand(40), True),
+    "gather": lambda i: call(aten.gather.default, torch.rand(5), 0, i),
+    "scatter_add": lambda i: call(aten.scatter_add.default, torch.rand(5), 0, i, torch.rand(40)),
+    "nll_loss": lambda i: call(aten.nll_loss_forward.default, torch.rand(40, 5), i, None, 1, -100),
+}
+
+
+@pytest.mark.parametrize("operator_name", INDEXED)
+def test_indices_lie_in_the_table_and_are_spread_over_it(operator_name):
+    node = INDEXED[operator_name](torch.zeros(40, dtype=torch.int64))
+    args, _ = make_arguments(node, torch.device("cpu"))
+    flat = torch.utils._pytree.tree_leaves(args)
+    (index,) = (a for a in flat if isinstance(a, torch.Tensor) and a.dtype is torch.int64)
+    assert set(index.tolist()) == set(range(5))
+    assert cost(node).time_ns > 0
+
+
+def test_backward_of_pooling_gets_positions_in_the_plane():
+    x = torch.rand(1, 1, 4, 4)
+    y, index = aten.max_pool2d_with_indices(x, [2, 2])
+    node = call(
+        aten.max_pool2d_with_indices_backward.default,
+        *(y, x, [2, 2], [2, 2], [0, 0], [1, 1], False, index),
+    )
+    args, _ = make_arguments(node, torch.device("cpu"))
+    assert args[-1].min() >= 0 and args[-1].max() < 16
+
+
+# Measured costs
+
+KEPT = 1 << 20
+
+
+@torch.library.custom_op("cost_tests::scratch", mutates_args=())
+def scratch(x: torch.Tensor) -> torch.Tensor:
+    """Allocates 3 MiB on the way, and keeps twice what its shape says."""
+    a, b = x.new_empty(KEPT // 2), x.new_empty(KEPT // 4)
+    del a, b
+    return x.new_zeros(KEPT // 2)[: KEPT // 4]
+
+
+@scratch.register_fake
+def _(x):
+    return x.new_empty(KEPT // 4)
+
+
+@torch.library.custom_op("cost_tests::broken", mutates_args=())
+def broken(x: torch.Tensor) -> torch.Tensor:
+    """Cannot run."""
+    raise RuntimeError("no such kernel")
+
+
+@broken.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def test_workspace_and_kept_bytes_are_what_the_kernel_allocates():
+    found = cost(call(torch.ops.cost_tests.scratch.default, torch.rand(8)))
+    assert found.outputs == (2 * KEPT,)
+    assert found.workspace == KEPT  # 3 MiB at the peak, 2 of which stay
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        call(aten.mm.default, torch.rand(64, 64), torch.rand(64, 64)),
+        call(aten.add.Tensor, torch.rand(64, 64), torch.rand(64, 64)),
+        call(aten.native_layer_norm.default, torch.rand(64, 64), [64], None, None, 1e-5),
+        call(aten._softmax.default, torch.rand(64, 64), -1, False),
+    ],
+    ids=lambda n: n.name,
+)
+def test_kernels_without_workspace(node):
+    found = cost(node)
+    assert (found.workspace, found.outputs) == (0, None)
+
+
+def test_safe_softmax_holds_a_mask():
+    found = cost(call(aten._safe_softmax.default, torch.rand(256, 512), -1))
+    assert 256 * 512 <= found.workspace <= 256 * 512 + 8 * 256
+
+
+def test_the_process_is_left_as_it_was():
+    node = call(aten.native_dropout.default, torch.rand(64), 0.5, True)
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    threads = torch.get_num_threads()
+    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+        quick().prepare([node])
+        assert torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+    assert torch.equal(torch.rand(4), expected)
+    assert torch.get_num_threads() == threads
+
+
+def test_measuring_works_inside_a_fake_mode():
+    with FakeTensorMode():
+        assert cost(call(aten.exp.default, torch.empty(64))).time_ns > 0
+
+
+def test_each_signature_is_measured_once_and_progress_is_told():
+    nodes = [call(aten.exp.default, torch.rand(n)) for n in (4, 5, 4, 5)]
+    model, told = quick(), []
+    model.prepare(nodes, lambda done, total: told.append((done, total)))
+    assert told == [(1, 2), (2, 2)]
+    assert model.cost(nodes[0]) == model.cost(nodes[2])
+    model.prepare(nodes, lambda *_: pytest.fail("measured again"))
+
+
+def test_what_cannot_run_is_estimated_and_reported():
+    model = quick()
+    node = call(torch.ops.cost_tests.broken.default, torch.rand(1 << 16))
+    assert model.cost(node).time_ns > 0
+    assert "no such kernel" in model.unmeasured["cost_tests.broken.default"]
+
+
+def test_what_does_not_fit_is_scaled_from_a_smaller_call(monkeypatch):
+    a, b = torch.rand(64, 32), torch.rand(32, 16)
+    node = call(aten.mm.default, a, b)
+    needed = a.nbytes + b.nbytes + 2 * 64 * 16 * 4
+    monkeypatch.setattr(measured, "available_bytes", lambda device: needed // 2)
+    model = quick()
+    assert model.cost(node).time_ns > 0
+    assert "4 times fewer rows" in model.unmeasured["aten.mm.default"]
+
+
+def test_a_smaller_call_replaces_the_size_wherever_it_stands():
+    x = torch.rand(24, 6).t()
+    small = smaller_call(call(aten.expand.default, torch.rand(1, 6), [24, 6]), 4)
+    assert small.args[1] == [6, 6]
+    small = smaller_call(call(aten.mm.default, torch.rand(24, 6), x), 4)
+    assert [tuple(n.meta["val"].shape) for n in small.all_input_nodes] == [(6, 6), (6, 6)]
+    with pytest.raises(NotScalable):
+        smaller_call(call(aten.sum.default, torch.rand(8)), 2)
+
+
+# Roofline
+
+
+def device(**changes: Any) -> HardwareProfile:
+    numbers: dict[str, Any] = {
+        "name": "test",
+        "device": "cpu",
+        "memory_bytes": 1 << 30,
+        "granularity": 1,
+        "bytes_per_second": 1e9,
+        "flops": {"float32": 1e9},
+        "launch_ns": 100,
+        "tile": 1,
+        "efficiency": dict.fromkeys(("matmul", "convolution", "attention", "memory"), 1.0),
+    }
+    return HardwareProfile(**{**numbers, **changes})
+
+
+def test_a_product_takes_its_arithmetic_and_a_launch():
+    node = call(aten.mm.default, torch.rand(100, 100), torch.rand(100, 100))
+    assert RooflineCosts(device()).cost(node).time_ns == 2 * 100**3 + 100
+
+
+def test_the_rest_takes_its_traffic_and_a_launch():
+    node = call(aten.add.Tensor, torch.rand(100, 100), torch.rand(1, 100).expand(100, 100))
+    assert moved_bytes(node) == 40_000 + 40_000 + 400
+    assert RooflineCosts(device()).cost(node).time_ns == 80_400 + 100
+
+
+def test_a_lookup_reads_the_rows_that_it_takes():
+    node = call(aten.embedding.default, torch.rand(1000, 8), torch.zeros(4, dtype=torch.int64))
+    assert moved_bytes(node) == 2 * 4 * 8 * 4 + 4 * 8
+
+
+def test_tiles_that_are_not_full_cost_as_much_as_full_ones():
+    node = call(aten.mm.default, torch.rand(65, 64), torch.rand(64, 64))
+    full = call(aten.mm.default, torch.rand(128, 64), torch.rand(64, 64))
+    model = RooflineCosts(device(tile=64))
+    assert model.cost(node).time_ns == model.cost(full).time_ns
+
+
+def test_operators_without_formula_are_reported():
+    model = RooflineCosts(device())
+    model.prepare([call(aten.linalg_inv_ex.default, torch.rand(8, 8))])
+    model.prepare([call(torch.ops.cost_tests.broken.default, torch.rand(8))])
+    model.prepare([call(aten.rsqrt.default, torch.rand(8))])
+    assert set(model.unmeasured) == {"aten.linalg_inv_ex.default", "cost_tests.broken.default"}
+
+
+def test_nothing_is_run_or_allocated():
+    terabyte = torch.empty(1 << 20, 1 << 18, device="meta")
+    node = call(aten.mm.default, terabyte, torch.empty(1 << 18, 4, device="meta"))
+    found = RooflineCosts(load_profile("a100-80gb")).cost(node)
+    assert 0.4e9 < found.time_ns < 1e9  # 1.1 TB at about 2 TB/s
+
+
+def test_attention_and_convolution_have_formulas():
+    q = torch.rand(1, 2, 64, 32)
+    attention = aten._scaled_dot_product_flash_attention_for_cpu.default
+    nodes = [
+        call(attention, q, q.clone(), q.clone()),
+        call(
+            aten.convolution.default,
+            *(torch.rand(1, 3, 8, 8), torch.rand(4, 3, 3, 3), None, [1, 1], [1, 1], [1, 1]),
+            *(False, [0, 0], 1),
+        ),
+    ]
+    model = RooflineCosts(device(bytes_per_second=1e30))
+    flops = [model.cost(n).time_ns - 100 for n in nodes]
+    assert flops == [2 * 2 * 64 * 64 * 32 * 2, 2 * 8 * 8 * 4 * 3 * 9]
+    assert model.unmeasured == {}
