@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tracer import measured
+from tracer import cost_cache, measured
 from tracer.costs import OperationCost, signature
 from tracer.hardware import HardwareProfile, load_profile
 from tracer.measured import MeasuredCosts
@@ -17,6 +17,11 @@ from tracer.smaller import NotScalable, smaller_call
 from tracer.synthetic import make_arguments
 
 aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv(cost_cache.FOLDER_VARIABLE, str(tmp_path))
 
 
 def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
