@@ -200,6 +200,22 @@ def test_kernels_without_workspace(node):
     assert (found.workspace, found.outputs) == (0, None)
 
 
+def batch_norm_backward(*asked: bool, dtype: torch.dtype = torch.float32) -> fx.Node:
+    x, vectors = torch.rand(4, 8, 5, 5, dtype=dtype), [torch.rand(8, dtype=dtype) for _ in range(5)]
+    return call(
+        aten.native_batch_norm_backward.default, x, x.clone(), *vectors, True, 1e-5, list(asked)
+    )
+
+
+def test_results_that_nobody_asked_for_keep_nothing():
+    assert cost(batch_norm_backward(False, True, True)).outputs == (0, 32, 32)
+    assert cost(batch_norm_backward(True, True, True)).outputs is None
+
+
+def test_statistics_may_be_wider_than_their_fakes():
+    assert cost(batch_norm_backward(True, True, True, dtype=torch.bfloat16)).time_ns > 0
+
+
 def test_safe_softmax_holds_a_mask():
     found = cost(call(aten._safe_softmax.default, torch.rand(256, 512), -1))
     assert 256 * 512 <= found.workspace <= 256 * 512 + 8 * 256

@@ -101,14 +101,18 @@ class MeasuredCosts:
         if self._needed_bytes(node) > available_bytes(self.device):
             self._scale(key, node)
             return
-        try:
-            self._known[key] = self._run(node)
-        except Exception as error:  # whatever a kernel may say about made-up arguments
-            self._estimated[key] = self._estimate.cost(node)
-            self._unmeasured[target_name(node)] = f"estimated, since running it failed: {error}"
+        failures = []
+        for wide_vectors in (False, True):
+            try:
+                self._known[key] = self._run(node, wide_vectors=wide_vectors)
+                return
+            except Exception as error:  # whatever a kernel may say about made-up arguments
+                failures.append(error)
+        self._estimated[key] = self._estimate.cost(node)
+        self._unmeasured[target_name(node)] = f"estimated, since running it failed: {failures[0]}"
 
-    def _run(self, node: fx.Node) -> OperationCost:
-        args, kwargs = make_arguments(node, self.device)
+    def _run(self, node: fx.Node, *, wide_vectors: bool = False) -> OperationCost:
+        args, kwargs = make_arguments(node, self.device, wide_vectors=wide_vectors)
         target: Any = node.target
 
         def call() -> Any:
@@ -160,16 +164,30 @@ def _bytes(
     probe: Probe, call: Callable[[], Any], node: fx.Node, arguments: object
 ) -> tuple[int, tuple[int, ...] | None]:
     result, peak = probe.peak_bytes(call)
-    kept = _kept(tensors_in(result), tensors_in(arguments))
-    nominal = _kept(output_tensors(node), input_tensors(node))
+    expected = node.meta.get("val")
+    kept = _kept(_matched(expected, result), tensors_in(arguments))
+    nominal = _kept(_matched(expected, expected), input_tensors(node))
     return max(0, peak - sum(kept)), None if kept == nominal else kept
 
 
-def _kept(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> tuple[int, ...]:
+def _matched(expected: Any, result: Any) -> list[torch.Tensor | None]:
+    """For each expected tensor the one that came; kernels leave out results nobody asked for."""
+    if isinstance(expected, torch.Tensor):
+        return [result if isinstance(result, torch.Tensor) else None]
+    if isinstance(expected, tuple | list):
+        pairs = zip(expected, result, strict=True)
+        return [t for e, r in pairs for t in _matched(e, r)]
+    return []
+
+
+def _kept(outputs: list[torch.Tensor | None], inputs: list[torch.Tensor]) -> tuple[int, ...]:
     """Bytes that each result keeps alive: none for a storage counted before, or of an input."""
     seen = {storage_key(t) for t in inputs if t.layout is torch.strided}
     sizes = []
     for tensor in outputs:
+        if tensor is None:
+            sizes.append(0)
+            continue
         key = storage_key(tensor) if tensor.layout is torch.strided else id(tensor)
         sizes.append(0 if key in seen else storage_bytes(tensor))
         seen.add(key)

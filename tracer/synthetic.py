@@ -23,10 +23,18 @@ _NOISE = 1 << 16  # elements; larger tensors repeat them, since making random nu
 Named = Mapping[str, Any]
 
 
-def make_arguments(node: fx.Node, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def make_arguments(
+    node: fx.Node, device: torch.device, *, wide_vectors: bool = False
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Real arguments for a call, on `device`; nodes that stand twice give one tensor twice.
 
     Draws from the default random-number generator of the CPU.
+
+    Args:
+        node: the call.
+        device: where its tensors shall lie.
+        wide_vectors: one-dimensional tensors of half precision become float32. Some kernels keep
+            their statistics so (batch norm on the CPU), and their fake versions do not know it.
 
     Raises:
         RuntimeError, TypeError, LookupError: for arguments that cannot be made up.
@@ -40,6 +48,8 @@ def make_arguments(node: fx.Node, device: torch.device) -> tuple[tuple[Any, ...]
                 made[source] = subgraph(source)
             else:
                 made[source] = _make(source.meta["val"], bounds.get(source, 0), device)
+                if wide_vectors:
+                    made[source] = _widened(made[source])
         return made[source]
 
     def place(argument: Any) -> Any:
@@ -57,6 +67,13 @@ def _make(value: Any, bound: int, device: torch.device) -> Any:
         return type(value)(_make(v, bound, device) for v in value)
     if isinstance(value, torch.SymInt):
         return int(value)
+    return value
+
+
+def _widened(value: Any) -> Any:
+    half = (torch.bfloat16, torch.float16)
+    if isinstance(value, torch.Tensor) and value.dim() == 1 and value.dtype in half:
+        return value.float()
     return value
 
 
