@@ -168,7 +168,7 @@ class _Emitter:
         """Emits one call."""
         node = self.step.op_nodes[index]
         self.called.append(index)
-        if node in self.step.zeros.zero or node in self.step.zeros.alias:
+        if node is None or node in self.step.zeros.zero or node in self.step.zeros.alias:
             return
         op = self.step.graph.operations[index]
         again = self.live.again[number]

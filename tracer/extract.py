@@ -50,7 +50,8 @@ class StepGraph:
     Attributes:
         joint: the captured graph, with protective copies of inputs that forward replaces.
         graph: operations and values with costs.
-        op_nodes: for each operation its fx node; op_index: the inverse.
+        op_nodes: for each operation its fx node (None: the loss outside of the model); op_index:
+            the inverse.
         value_of: for each fx node that is one storage, its value.
         owners: for each value the node that owns the storage (None: random-number state).
         gradient_values: for each primal the value of its gradient; None where it gets none.
@@ -60,7 +61,7 @@ class StepGraph:
 
     joint: JointGraph
     graph: ComputationGraph
-    op_nodes: tuple[fx.Node, ...]
+    op_nodes: tuple[fx.Node | None, ...]
     op_index: dict[fx.Node, int]
     value_of: dict[fx.Node, int]
     owners: tuple[fx.Node | None, ...]
@@ -145,8 +146,12 @@ class _Builder:
         for node in self.joint.module.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self._outside(node, absent)
+        op_nodes: list[fx.Node | None] = []
         for node in nodes:
+            if not _is_forward(node) and self.operations[-1].is_forward:
+                self._outside_loss(op_nodes, absent)
             self._operation(node)
+            op_nodes.append(node)
         for node in self.joint.module.graph.nodes:
             self._resolve(node)
         graph = ComputationGraph(
@@ -155,12 +160,12 @@ class _Builder:
         return StepGraph(
             self.joint,
             graph,
-            tuple(nodes),
-            {n: i for i, n in enumerate(nodes)},
+            tuple(op_nodes),
+            {n: i for i, n in enumerate(op_nodes) if n is not None},
             self.value_of,
             tuple(self.owners),
             tuple(self._gradient(g) for g in self.joint.gradients),
-            frozenset(i for i, n in enumerate(nodes) if n.meta.get("protective")),
+            frozenset(i for i, n in enumerate(op_nodes) if n and n.meta.get("protective")),
             absent,
             self.zeros,
         )
@@ -173,9 +178,24 @@ class _Builder:
         size = sum(_storage_bytes(t) for t in tensors)
         if kind is Kind.TANGENT and self.joint.tangents.index(node) in absent:
             size = 0  # numbered all the same: forward values have one number in every pattern
-        elif kind is Kind.TANGENT and not _is_scalar(node):
-            size *= 2  # the loss outside of the graph saves about as much (log-probabilities)
         self.value_of[node] = self._value(node, node.name, size, kind, None)
+
+    def _outside_loss(self, op_nodes: list[fx.Node | None], absent: frozenset[int]) -> None:
+        """Stands for the loss that the caller computes from outputs that are not scalars.
+
+        While it makes the tangent, cross-entropy holds log-probabilities and the gradient of its
+        last step, twice the tangent's bytes; the mean of squares holds three times as much.
+        """
+        tangents = [t for i, t in enumerate(self.joint.tangents) if i not in absent]
+        held = sum(_storage_bytes(v) for t in tangents if not _is_scalar(t) for v in tensors_of(t))
+        if held:
+            index = len(self.operations)
+            self.operations.append(
+                Operation(
+                    index, "loss", "the caller's loss", Phase.BACKWARD, (), (), 0, 3 * held, False
+                )
+            )
+            op_nodes.append(None)
 
     def _operation(self, node: fx.Node) -> None:
         index = len(self.operations)

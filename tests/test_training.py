@@ -1,0 +1,411 @@
+"""Planned modules train as the plain ones do: outputs, gradients, buffers, memory, features."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from models import MODELS, Perceptron, bert, gpt2
+from torch import nn
+
+from planner import Plan, plan
+from planner.verify import loss_of
+from runtime import measure
+
+GB = 1e9
+
+
+def tight(model: nn.Module, batch: Any, fraction: float, **options: Any) -> Plan:
+    """A plan at a fraction of the way from the least possible to the plain step's saved bytes."""
+    wide = plan(model, batch, budget_gb=1000, **options)
+    assert isinstance(wide, Plan)
+    saved = wide.baseline_peak_bytes - (1 - fraction) * wide.baseline_saved_bytes
+    budget = max(int(saved), wide.minimum_peak_bytes)
+    made = plan(model, batch, budget_gb=budget / GB, **options)
+    assert isinstance(made, Plan)
+    return made
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    return {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+
+
+def assert_same(one: nn.Module, other: nn.Module) -> None:
+    for (name, p), q in zip(one.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q), name
+        assert (p.grad is None) == (q.grad is None), name
+        if p.grad is not None and q.grad is not None:
+            assert torch.equal(p.grad, q.grad), name
+    for (name, b), c in zip(one.named_buffers(), other.buffers(), strict=True):
+        assert torch.equal(b, c), name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bitwise_and_within_budget(name: str) -> None:
+    """Three budgets: everything equals plain eager, and the measured peak keeps to the budget."""
+    torch.manual_seed(0)
+    model, batch = MODELS[name]()
+    wide = plan(model, batch, budget_gb=1000)
+    assert isinstance(wide, Plan) and not wide.recomputed
+    peaks = []
+    for fraction in (0.7, 0.4, 0.0):
+        saved = wide.baseline_peak_bytes - (1 - fraction) * wide.baseline_saved_bytes
+        budget = max(int(saved), wide.minimum_peak_bytes)
+        made = plan(model, batch, budget_gb=budget / GB)
+        assert isinstance(made, Plan)
+        check = made.verify(batch)
+        assert check.bitwise, check
+        assert check.within_budget, check
+        assert abs(check.planned.peak_bytes / made.peak_bytes - 1) < 0.03, check
+        assert made.lower_bound <= made.overhead + 1e-12
+        peaks.append(check.planned.peak_bytes)
+    assert peaks == sorted(peaks, reverse=True)
+    assert made.recomputed  # the least budget forces recomputation
+
+
+@pytest.mark.parametrize("make", [bert, gpt2])
+def test_dropout_replays_the_same_mask(make: Any) -> None:
+    """Under one seed, gradients equal those of the same program without recomputation."""
+    torch.manual_seed(0)
+    model, batch = make(dropout=0.1)
+    wide = plan(model, batch, budget_gb=1000)
+    small = tight(model, batch, 0.0)
+    assert any("dropout" in r.op for r in small.recomputed)
+    results = []
+    for made in (wide, small):
+        assert isinstance(made, Plan)
+        made.apply()
+        model.zero_grad(set_to_none=True)
+        torch.manual_seed(7)
+        loss = model(**batch).loss
+        loss.backward()
+        results.append((loss.detach(), gradients(model), torch.get_rng_state()))
+        made.remove()
+    (loss_a, grads_a, rng_a), (loss_b, grads_b, rng_b) = results
+    assert torch.equal(loss_a, loss_b)
+    assert torch.equal(rng_a, rng_b)
+    for name, gradient in grads_a.items():
+        assert gradient is not None and torch.equal(gradient, grads_b[name]), name
+
+
+def test_dropout_gradient_is_the_derivative() -> None:
+    """Finite differences in float64: the mask of the recomputation is that of the loss."""
+    torch.manual_seed(0)
+    model = Perceptron(8, 4, dropout=0.5).double()
+    x = torch.randn(5, 8, dtype=torch.float64)
+    small = tight(model, x, 0.0, recompute="dropout")
+    assert any("dropout" in r.op for r in small.recomputed)
+    model = small.apply()
+
+    def loss() -> torch.Tensor:
+        torch.manual_seed(3)
+        return model(x).square().sum()
+
+    loss().backward()
+    weight = model.layers[0].weight
+    gradient, weight.grad = weight.grad, None
+    model.zero_grad(set_to_none=True)  # gradients that exist would need room beside the budget
+    assert gradient is not None
+    step = 1e-6
+    for place in [(0, 0), (3, 5), (7, 2)]:
+        with torch.no_grad():
+            weight[place] += step
+        high = loss().item()
+        with torch.no_grad():
+            weight[place] -= 2 * step
+        low = loss().item()
+        with torch.no_grad():
+            weight[place] += step
+        assert gradient[place].item() == pytest.approx((high - low) / (2 * step), abs=1e-5)
+
+
+def test_batch_norm_moves_once() -> None:
+    torch.manual_seed(0)
+    model, batch = MODELS["resnet"]()
+    twin = copy.deepcopy(model)
+    made = tight(model, batch, 0.0)
+    assert any("batch_norm" in r.op for r in made.recomputed)
+    made.apply()
+    for each in (model, twin):
+        each(**batch).loss.backward()
+    tracked = [b for n, b in model.named_buffers() if n.endswith("num_batches_tracked")]
+    assert tracked and all(int(b) == 1 for b in tracked)
+    assert_same(model, twin)
+
+
+def test_training_loop_equals_plain_bitwise() -> None:
+    """20 steps of AdamW: same losses, same parameters; memory does not grow."""
+    torch.manual_seed(0)
+    model, batch = bert()
+    twin = copy.deepcopy(model)
+    optimizer, other = (torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (model, twin))
+    made = tight(model, batch, 0.0, optimizer=optimizer)
+    assert made.recomputed
+    made.apply()
+    losses: list[list[float]] = [[], []]
+    added = []
+
+    def step(m: nn.Module, o: torch.optim.Optimizer, into: list[float]) -> None:
+        o.zero_grad()
+        loss = m(**batch).loss
+        loss.backward()
+        o.step()
+        into.append(loss.item())
+
+    for _ in range(20):
+        gc.collect()
+        measured = measure(
+            lambda: step(model, optimizer, losses[0]), model, optimizer, list(batch.values())
+        )
+        added.append(measured.peak_bytes)
+        step(twin, other, losses[1])
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0]
+    assert_same(model, twin)
+    assert max(added[2:]) <= made.budget_bytes
+    assert len(set(added[2:])) == 1
+
+
+def test_accumulation_and_hooks() -> None:
+    """Gradients that exist are added to, within the budget; hooks see each one as it is made."""
+    torch.manual_seed(0)
+    model, batch = bert(layers=4)
+    twin = copy.deepcopy(model)
+    for each in (model, twin):
+        each(**batch).loss.backward()
+    made = tight(model, batch, 0.2)
+    assert made.accumulate and made.recomputed
+    made.apply()
+    calls: list[str] = []
+    for name, p in model.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda _, n=name: calls.append(n))
+    measured = measure(lambda: model(**batch).loss.backward(), model, inputs=list(batch.values()))
+    assert measured.peak_bytes <= made.budget_bytes
+    twin(**batch).loss.backward()
+    assert_same(model, twin)
+    last = max(i for i, n in enumerate(calls) if ".layer.3." in n)
+    first = min(i for i, n in enumerate(calls) if ".layer.0." in n)
+    assert last < first
+    assert len(calls) == len(set(calls))
+
+
+def test_gradients_leave_before_the_backward_ends() -> None:
+    """The hook of the last layer fires before the first layer's backward has run."""
+    torch.manual_seed(0)
+    model = Perceptron(64, 6)
+    x = torch.randn(8, 64)
+    made = plan(model, x, budget_gb=1)
+    model = made.apply()
+    seen: list[tuple[str, bool]] = []
+    first, last = model.layers[0].weight, model.layers[-1].weight
+    last.register_post_accumulate_grad_hook(lambda _: seen.append(("last", first.grad is None)))
+    first.register_post_accumulate_grad_hook(lambda _: seen.append(("first", last.grad is None)))
+    model(x).sum().backward()
+    assert seen == [("last", True), ("first", False)]
+
+
+def test_module_stays_the_same_object() -> None:
+    torch.manual_seed(0)
+    model, batch = bert()
+    keys, kind, names = list(model.state_dict()), type(model), dict(model.named_parameters())
+    made = tight(model, batch, 0.0)
+    assert made.apply() is model
+    assert type(model) is kind
+    assert list(model.state_dict()) == keys
+    assert all(names[n] is p for n, p in model.named_parameters())
+    assert model.plan is made
+    clone = copy.deepcopy(model)
+    restored = pickle.loads(pickle.dumps(model))
+    for other in (clone, restored):
+        other.load_state_dict(model.state_dict())
+        other(**batch).loss.backward()
+    model(**batch).loss.backward()
+    assert_same(model, clone)
+    assert made.remove() is model
+    assert not hasattr(model, "plan")
+
+
+def test_evaluation_and_no_grad_run_as_before() -> None:
+    torch.manual_seed(0)
+    model, batch = bert(dropout=0.1)
+    twin = copy.deepcopy(model)
+    tight(model, batch, 0.0).apply()
+    with torch.no_grad():
+        torch.manual_seed(1)
+        a = model(**batch).loss
+        torch.manual_seed(1)
+        b = twin(**batch).loss
+    assert torch.equal(a, b) and not a.requires_grad
+    model.eval(), twin.eval()
+    assert torch.equal(model(**batch).logits, twin(**batch).logits)
+
+
+def test_another_shape_is_planned_within_the_budget() -> None:
+    torch.manual_seed(0)
+    model = Perceptron(64, 6)
+    twin = copy.deepcopy(model)
+    x = torch.randn(512, 64)
+    made = tight(model, x, 0.3)
+    made.apply()
+    for rows in (512, 96, 512):
+        y = torch.randn(rows, 64)
+        for each in (model, twin):
+            each.zero_grad(set_to_none=True)
+        measured = measure(lambda y=y: model(y).square().mean().backward(), model, inputs=y)
+        assert measured.peak_bytes <= made.budget_bytes
+        twin(y).square().mean().backward()
+        assert_same(model, twin)
+
+
+def test_pending_plan_is_made_on_the_first_batch() -> None:
+    torch.manual_seed(0)
+    model, batch = bert()
+    budget = tight(model, batch, 0.2).budget_bytes
+    twin = copy.deepcopy(model)
+    pending = plan(model, budget_gb=budget / GB)
+    assert "first training batch" in str(pending)
+    model = pending.apply()
+    model(**batch).loss.backward()
+    assert isinstance(model.plan, Plan) and model.plan.recomputed
+    twin(**batch).loss.backward()
+    assert_same(model, twin)
+
+
+def test_retain_graph_partial_and_second_backward() -> None:
+    torch.manual_seed(0)
+    model = Perceptron(32, 4)
+    twin = copy.deepcopy(model)
+    x = torch.randn(64, 32, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    tight(model, (x,), 0.0).apply()
+    a, b = model(x).square().sum(), twin(y).square().sum()
+    for _ in range(2):
+        a.backward(retain_graph=True)
+        b.backward(retain_graph=True)
+    assert_same(model, twin)
+    assert x.grad is not None and y.grad is not None and torch.equal(x.grad, y.grad)
+    (one,) = torch.autograd.grad(a, [model.layers[1].weight], retain_graph=True)
+    (two,) = torch.autograd.grad(b, [twin.layers[1].weight], retain_graph=True)
+    assert torch.equal(one, two)
+    a.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        a.backward()
+
+
+def test_two_forwards_before_the_backwards() -> None:
+    torch.manual_seed(0)
+    model = Perceptron(32, 4, dropout=0.3)
+    x, y = torch.randn(64, 32), torch.randn(64, 32)
+    wide, small = plan(model, x, budget_gb=1), tight(model, x, 0.0)
+    results = []
+    for made in (wide, small):
+        made.apply()
+        model.zero_grad(set_to_none=True)
+        torch.manual_seed(5)
+        first, second = model(x).square().sum(), model(y).square().sum()
+        first.backward()
+        second.backward()
+        results.append(gradients(model))
+        made.remove()
+    for name, gradient in results[0].items():
+        other = results[1][name]
+        assert gradient is not None and other is not None and torch.equal(gradient, other)
+
+
+def test_second_derivative_is_refused() -> None:
+    torch.manual_seed(0)
+    model = Perceptron(16, 3)
+    x = torch.randn(4, 16, requires_grad=True)
+    made = plan(model, (x,), budget_gb=1)
+    model = made.apply()
+    (gradient,) = torch.autograd.grad(model(x).sum(), [x], create_graph=True)
+    with pytest.raises(Exception, match="double backward"):
+        gradient.square().sum().backward()
+
+
+def test_a_gradient_at_an_output_assumed_unused_is_right() -> None:
+    """A model that returns a scalar loss is planned for the loss alone; more works, too."""
+    torch.manual_seed(0)
+    model, batch = bert()
+    twin = copy.deepcopy(model)
+    wide = plan(model, batch, budget_gb=1)
+    wide.apply()
+    for each in (model, twin):
+        out = each(**batch)
+        (out.loss + out.logits.square().mean()).backward()
+    assert_same(model, twin)
+
+
+def test_saved_values_are_protected() -> None:
+    """Changing a parameter between forward and backward is an error, as in eager."""
+    model = Perceptron(16, 3)
+    x = torch.randn(4, 16)
+    plan(model, x, budget_gb=1).apply()
+    loss = model(x).sum()
+    with torch.no_grad():
+        model.layers[1].weight.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_exceptions_leave_the_module_usable() -> None:
+    torch.manual_seed(0)
+    model = Perceptron(16, 3)
+    x = torch.randn(4, 16)
+    plan(model, x, budget_gb=1).apply()
+
+    def fail(_: torch.Tensor) -> None:
+        raise KeyError("hook")
+
+    handle = model.layers[2].weight.register_hook(fail)
+    with pytest.raises(KeyError):
+        model(x).sum().backward()
+    handle.remove()
+    model.zero_grad(set_to_none=True)
+    twin = copy.deepcopy(model)
+    for each in (model, twin):
+        each(x).sum().backward()
+    assert_same(model, twin)
+
+
+def test_memory_is_freed_without_backward() -> None:
+    torch.manual_seed(0)
+    model = Perceptron(128, 6)
+    x = torch.randn(2048, 128)
+    plan(model, x, budget_gb=1).apply()
+    model(x).sum().backward()
+    model.zero_grad(set_to_none=True)
+
+    def forward_only() -> None:
+        for _ in range(4):
+            model(x)
+
+    one = measure(lambda: model(x), model, inputs=x).added_bytes
+    four = measure(forward_only, model, inputs=x).added_bytes
+    # the last result is still there while the next one is made, as in eager
+    assert four < 2 * one + 4096
+
+
+def test_autocast_is_that_of_the_forward() -> None:
+    torch.manual_seed(0)
+    model = Perceptron(32, 4)
+    x = torch.randn(64, 32)
+    twin = copy.deepcopy(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made = tight(model, x, 0.0)
+    assert made.recomputed
+    made.apply()
+    for each in (model, twin):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = each(x).float().square().sum()
+        loss.backward()
+    assert_same(model, twin)
+
+
+def test_loss_of_prefers_the_scalar() -> None:
+    scalar = torch.ones((), requires_grad=True)
+    assert loss_of({"a": torch.ones(3, requires_grad=True), "loss": scalar}) is scalar
