@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack, overload
 
 import torch
 
@@ -15,6 +15,7 @@ from planner.request import (
     Request,
     budget_bytes,
     check_device,
+    check_inputs,
     check_model,
     inputs_of,
 )
@@ -22,6 +23,38 @@ from planner.solvers import SOLVERS
 from tracer.errors import PlannerError
 
 _BACKENDS = ("eager",)
+
+
+class _Options(TypedDict, total=False):
+    budget_gb: Required[float | str]
+    optimizer: Any
+    device: str | torch.device | None
+    hardware: str | None
+    solver: str
+    time_limit: float
+    backend: str
+    keep: str | Sequence[str]
+    recompute: str | Sequence[str]
+
+
+@overload
+def plan(
+    model: torch.nn.Module,
+    example_inputs: torch.Tensor | tuple[Any, ...] | Mapping[str, Any],
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    **options: Unpack[_Options],
+) -> Plan: ...
+
+
+@overload
+def plan(
+    model: torch.nn.Module,
+    example_inputs: None = None,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    **options: Unpack[_Options],
+) -> Plan | PendingPlan: ...
 
 
 def plan(
@@ -90,6 +123,7 @@ def plan(
     inputs = inputs_of(model, example_inputs, example_kwargs)
     if inputs is None:
         return PendingPlan(engine)
+    check_inputs(model, inputs)
     return engine.make_plan(engine.trace(inputs), inputs)
 
 

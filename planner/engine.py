@@ -22,6 +22,7 @@ from planner.solvers import SOLVERS
 from planner.summary import summarise
 from runtime.execute import StepExecutor
 from runtime.module import install, is_installed, plain_call, uninstall
+from runtime.schedule import Schedule, ScheduleError
 from tracer.capture import JointGraph, compile_forward
 from tracer.errors import InfeasibleBudget, PlannerError, StalePlan
 from tracer.extract import StepGraph, extract, likely_absent
@@ -226,6 +227,10 @@ class Engine:
                 f"{torch.__version__}): other model, shapes, dtypes or torch. Make a new plan with "
                 "planner.plan(...)"
             )
+        try:
+            Schedule.from_order(step.graph, plan.order)
+        except (ScheduleError, IndexError) as error:
+            raise StalePlan(f"the plan's schedule does not run this graph: {error}") from error
         return self._program(step, plan)
 
 

@@ -127,7 +127,11 @@ class Plan:
         Raises:
             PlannerError: the file is not a plan, is damaged, or is of a later version.
         """
-        plan = _from_text(Path(path).read_text(), str(path))
+        try:
+            text = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlannerError(f"{path} cannot be read: {error}") from error
+        plan = _from_text(text, str(path))
         if model is None:
             return plan
         return dataclasses.replace(plan, _engine=_engine_for(plan, model))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,6 +82,20 @@ def inputs_of(
     return Inputs((example_inputs,), kwargs)
 
 
+def check_inputs(model: torch.nn.Module, inputs: Inputs) -> None:
+    """The batch must fit the signature of the model's forward."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return  # no signature to be had; tracing will tell
+    try:
+        signature.bind(*inputs.args, **inputs.kwargs)
+    except TypeError as error:
+        raise PlannerError(
+            f"example_inputs does not fit {type(model).__name__}.forward{signature}: {error}"
+        ) from error
+
+
 def check_model(model: Any) -> None:
     """The model must be a module with something to train."""
     if not isinstance(model, torch.nn.Module):
@@ -141,23 +156,23 @@ def reserved_total(memory_bytes: int) -> int:
 def matching_values(
     graph: ComputationGraph, patterns: Sequence[str], argument: str
 ) -> frozenset[int]:
-    """Candidates made in modules whose path matches one of the patterns.
+    """Forward values made in modules whose path matches one of the patterns.
 
     A pattern is a module path ("encoder.layer.0" stands for everything below it, too) or a shell
     pattern ("encoder.layer.*.attention").
     """
     found: set[int] = set()
     for pattern in patterns:
-        values = {v for v in graph.candidates if _matches(_module(graph, v), pattern)}
+        values = {
+            v
+            for op in graph.operations[: graph.boundary]
+            if _matches(op.module, pattern)
+            for v in op.outputs
+        }
         if not values:
             raise PlannerError(_no_match(graph, pattern, argument))
         found |= values
     return frozenset(found)
-
-
-def _module(graph: ComputationGraph, value: int) -> str:
-    producer = graph.values[value].producer
-    return graph.operations[producer].module if producer is not None else ""
 
 
 def _matches(path: str, pattern: str) -> bool:
@@ -165,18 +180,18 @@ def _matches(path: str, pattern: str) -> bool:
 
 
 def _no_match(graph: ComputationGraph, pattern: str, argument: str) -> str:
-    paths = sorted({_module(graph, v) for v in graph.candidates} - {""})
+    paths = sorted({op.module for op in graph.operations} - {""})
     near = difflib.get_close_matches(pattern, paths, n=5, cutoff=0.3) or paths[:5]
     return (
-        f"{argument}={pattern!r} matches no module whose values the backward pass reads; near "
-        f"names: {', '.join(near) or 'none'}"
+        f"{argument}={pattern!r} matches no module that computes anything; near names: "
+        f"{', '.join(near) or 'none'}"
     )
 
 
 def removable(graph: ComputationGraph, values: frozenset[int]) -> frozenset[int]:
     """Those that can be absent at the boundary: made again by an operation that may run twice."""
     result = set()
-    for v in values:
+    for v in values & frozenset(graph.candidates):
         producer = graph.values[v].producer
         assert producer is not None
         if graph.operations[producer].recomputable and graph.values[v].kind is Kind.ACTIVATION:

@@ -140,7 +140,7 @@ class Perceptron(nn.Module):
 
     def __init__(self, width: int = 64, depth: int = 6, dropout: float = 0.0) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.layers: Any = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -21,11 +21,12 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from tracer.errors import UntraceableModel
+from tracer.errors import PlannerError, UntraceableModel
 from tracer.torch_private import (
     TorchDynamoException,
     aot_joint,
     dynamo_settings,
+    forward_failed,
     no_fake_mode,
 )
 
@@ -138,7 +139,7 @@ def compile_forward(model: torch.nn.Module, make_executor: ExecutorFactory) -> C
                 captured_once = True
                 return compiled(*args, **kwargs)
         except TorchDynamoException as error:
-            raise UntraceableModel(_explain(error)) from error
+            raise _explained(error) from error
 
     return call
 
@@ -257,7 +258,12 @@ def _never_run() -> None:
     raise AssertionError("a stand-in graph was run")
 
 
-def _explain(error: Exception) -> str:
-    """First lines of torch's message, which name the reason and the user's file and line."""
-    text = str(error).strip()
-    return "torch cannot trace the model's forward as one graph:\n" + text
+def _explained(error: Exception) -> PlannerError:
+    """torch's message, which names the reason and the user's file and line, under a headline."""
+    text = str(error).split("\nSet TORCHDYNAMO_VERBOSE")[0].strip()
+    if forward_failed(error):
+        return PlannerError(f"the model's forward fails for these inputs (example_inputs):\n{text}")
+    return UntraceableModel(
+        f"torch cannot trace the model's forward as one graph:\n{text}\n"
+        "Change the line that it names, or keep it out of the planned module."
+    )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch import fx
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import TorchDynamoException, TorchRuntimeError
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -23,6 +23,7 @@ __all__ = [
     "TorchDynamoException",
     "aot_joint",
     "dynamo_settings",
+    "forward_failed",
     "named_arguments",
     "no_fake_mode",
     "plain_eager",
@@ -77,6 +78,15 @@ def dynamo_settings() -> AbstractContextManager[None]:
             ignored: getattr(config, ignored) | loggers,
         }
     )
+
+
+def forward_failed(error: Exception) -> bool:
+    """Whether tracing stopped because the forward itself raises for these inputs.
+
+    Relies on `torch._dynamo.exc.TorchRuntimeError` (an operator rejects its arguments) and on the
+    words that Dynamo uses for an exception that the traced Python code raised.
+    """
+    return isinstance(error, TorchRuntimeError) or str(error).startswith("Observed exception")
 
 
 def no_fake_mode() -> AbstractContextManager[Any]:
