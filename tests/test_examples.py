@@ -15,7 +15,10 @@ ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = {
     "quickstart": "examples/quickstart.py",
     "linear_tanh": "examples/linear_tanh.py --narrow 64 --wide 512 --batch 64 --rounds 1",
-    "bert_large": "examples/bert_large.py --layers 3 --hidden 128 --sequence 64 --rounds 1",
+    "bert_large": (
+        "examples/bert_large.py --layers 4 --hidden 128 --sequence 128 --vocabulary 512 "
+        "--budgets 60 40 --rounds 1"
+    ),
     "step_time": "-m benchmarks.step_time launch --rounds 1",
 }
 
