@@ -27,6 +27,8 @@ from typing import Any, Final
 import torch
 from torch.autograd.profiler import profile, record_function
 
+from tracer.torch_private import inner_tensors
+
 # glibc then gives every larger block its own mapping and returns it at once: without this the
 # resident memory also holds what torch has freed.
 MALLOC_ENV: Final[Mapping[str, str]] = {
@@ -246,9 +248,9 @@ def _storages(tensors: Iterable[torch.Tensor], device: torch.device) -> list[tor
 def _tensors(thing: object) -> Iterator[torch.Tensor]:
     """Every plain tensor in modules, optimizers and containers, gradients included."""
     if isinstance(thing, torch.Tensor):
-        yield from _plain(thing)
+        yield from inner_tensors(thing)
         if thing.is_leaf and thing.grad is not None:
-            yield from _plain(thing.grad)
+            yield from inner_tensors(thing.grad)
     elif isinstance(thing, torch.nn.Module):
         yield from _tensors((*thing.parameters(), *thing.buffers()))
     elif isinstance(thing, torch.optim.Optimizer):
@@ -260,18 +262,6 @@ def _tensors(thing: object) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
     elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         yield from _tensors(tuple(vars(thing).values()))
-
-
-def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors with a storage of their own behind a tensor (sharded, nested, sparse)."""
-    if hasattr(tensor, "__tensor_flatten__"):
-        names, _ = tensor.__tensor_flatten__()
-        for name in names:
-            yield from _plain(getattr(tensor, name))
-    elif tensor.layout is torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
-    else:
-        yield tensor
 
 
 def _process_bytes(field: str) -> int:
