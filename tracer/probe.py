@@ -21,7 +21,7 @@ from torch.profiler import DeviceType
 Call = Callable[[], Any]
 
 _SWEEP = {"cpu": 64 << 20, "cuda": 256 << 20}  # bytes; above the last-level caches of today
-_LEAST, _MOST = 7, 50  # samples
+_LEAST, _MOST = 5, 50  # samples
 
 
 class Probe(Protocol):
@@ -44,9 +44,14 @@ class CpuProbe:
 
     def time_ns(self, call: Call) -> int:
         self._sweep.add_(1)
+        cpu_start = time.thread_time_ns()
         start = time.perf_counter_ns()
         call()
-        return time.perf_counter_ns() - start
+        elapsed = time.perf_counter_ns() - start
+        on_cpu = time.thread_time_ns() - cpu_start
+        # A single thread's time without the core is another process's; of several it cannot be
+        # told apart from waiting for each other.
+        return min(elapsed, on_cpu) if torch.get_num_threads() == 1 else elapsed
 
     def peak_bytes(self, call: Call) -> tuple[Any, int]:
         # Kineto reads this at its first use; without it each start and stop prints a line.
@@ -112,28 +117,29 @@ def probe_for(device: torch.device) -> Probe:
 def settled_time_ns(probe: Probe, call: Call, *, seconds: float, relative_error: float) -> int:
     """Time of a call, repeated until it is known well enough.
 
-    The slower half of the samples is dropped as disturbed (another process had the core), since
-    nothing makes a call faster than it is; the median of the rest counts. Stops when its standard
-    error is below `relative_error`, after 50 calls, or when `seconds` are over and there are at
-    least three samples. A call that takes longer than `seconds` is timed once or twice.
+    Nothing makes a call faster than it is, but another process that takes the core makes it much
+    slower: the median of the samples near the fastest counts. Stops when its standard error is
+    below `relative_error`, after 50 calls, or when `seconds` are over and there are at least three
+    samples. A call that takes longer than `seconds` is timed once or twice.
     """
     end = time.perf_counter() + seconds
     samples = [probe.time_ns(call)]
     while len(samples) < _MOST:
-        enough = len(samples) >= _LEAST and _error(samples) < relative_error
+        near = _near_fastest(samples)
+        enough = len(near) >= _LEAST and _error(near) < relative_error
         late = time.perf_counter() > end
         if enough or (late and (len(samples) >= 3 or samples[-1] > seconds * 1e9)):
             break
         samples.append(probe.time_ns(call))
-    return max(1, round(statistics.median(_faster_half(samples))))
+    return max(1, round(statistics.median(_near_fastest(samples))))
 
 
-def _faster_half(samples: list[int]) -> list[int]:
-    return sorted(samples)[: (len(samples) + 1) // 2]
+def _near_fastest(samples: list[int]) -> list[int]:
+    """Those within a quarter of the fastest, which is more than undisturbed samples differ by."""
+    return [s for s in samples if s <= 1.25 * min(samples)]
 
 
 def _error(samples: list[int]) -> float:
-    """Standard error of the faster half's median, relative to it, from its middle half's spread."""
-    half = _faster_half(samples)
-    low, middle, high = statistics.quantiles(half, n=4)
-    return 0.93 * (high - low) / middle / len(half) ** 0.5 if middle else 0.0
+    """Standard error of the median, relative to it, from the spread of the middle half."""
+    low, middle, high = statistics.quantiles(samples, n=4)
+    return 0.93 * (high - low) / middle / len(samples) ** 0.5 if middle else 0.0
