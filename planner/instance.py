@@ -75,7 +75,7 @@ class Instance:
 
     def profile(self, order: Sequence[int]) -> list[int]:
         """Bytes held while each operation of the order runs, workspace and fixed part included."""
-        change, extra = self._changes(order)
+        change, extra = self.changes(order)
         current = self.fixed
         result = []
         for delta, more in zip(change, extra, strict=False):
@@ -85,7 +85,7 @@ class Instance:
             result.append(current + change[-1])
         return result
 
-    def _changes(self, order: Sequence[int]) -> tuple[list[int], list[int]]:
+    def changes(self, order: Sequence[int]) -> tuple[list[int], list[int]]:
         """(change of the bytes held at each position, bytes held only while it runs).
 
         Walks backwards; `last[v]` is the last read of v before it is made again, -1 if none.

@@ -31,12 +31,13 @@ class ProgramError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """When a solver may stop: relative gap, branch-and-bound nodes, seconds.
+    """When a solver may stop: relative gap, absolute gap, branch-and-bound nodes, seconds.
 
     Nodes are the same in every run, seconds are not: prefer nodes.
     """
 
     gap: float = 0.0
+    slack: float = 0.0
     nodes: int | None = None
     seconds: float = INFINITY
 
@@ -159,7 +160,7 @@ def _solve_highs(
         tuple(solution.col_value) if found else (),
         info.objective_function_value if found else INFINITY,
         bound,
-        optimal and (not mixed or limits.gap == 0.0),
+        optimal and (not mixed or limits.gap == limits.slack == 0.0),
         () if mixed else tuple(solution.row_dual),
     )
 
@@ -168,6 +169,7 @@ def _highs_options(limits: Limits) -> dict[str, object]:
     options: dict[str, object] = {
         "output_flag": False,
         "mip_rel_gap": limits.gap,
+        "mip_abs_gap": max(1e-6, limits.slack),
         "threads": 1,  # the same answer on every machine
         "random_seed": 0,
     }
@@ -203,6 +205,7 @@ def _solve_cbc(program: Program, limits: Limits, relaxed: bool) -> Answer:
     solver = pulp.PULP_CBC_CMD(
         msg=False,
         gapRel=limits.gap,
+        gapAbs=limits.slack,
         threads=1,
         timeLimit=None if math.isinf(limits.seconds) else limits.seconds,
         options=[] if limits.nodes is None else [f"maxNodes {limits.nodes}"],
@@ -216,7 +219,8 @@ def _solve_cbc(program: Program, limits: Limits, relaxed: bool) -> Answer:
     objective = sum(c * x for c, x in zip(program.cost, values, strict=True))
     # PuLP does not pass on CBC's bound, so it is known only if CBC ran to the end.
     complete = relaxed or (
-        model.sol_status == pulp.LpSolutionOptimal and limits.nodes is None and limits.gap == 0.0
+        model.sol_status == pulp.LpSolutionOptimal and limits.nodes is None
+        and limits.gap == limits.slack == 0.0
     )
     bound = objective if complete else _solve_cbc(program, Limits(), True).bound
     return Answer(values, objective, bound, complete)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from planner.eviction import OutOfMemory, greedy_order
 from planner.instance import Instance
 from planner.problem import Problem
-from planner.eviction import OutOfMemory, greedy_order
 from runtime.schedule import Compute, Schedule, save_all_order
 from runtime.simulator import holdings, simulate
 from tracer.errors import InfeasibleBudget

@@ -7,7 +7,7 @@ is made again. So a builder cannot fail; it can only cost too much memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from planner.instance import Instance
 
@@ -19,7 +19,7 @@ def lazy_order(instance: Instance, saved: Collection[int]) -> list[int]:
     outputs are then held until their last use.
     """
     order = list(range(instance.boundary))
-    there = _held_at_boundary(instance, saved)
+    there = held_at_boundary(instance, saved)
     for o in range(instance.boundary, instance.count):
         make_available(instance, instance.reads[o], there, order)
         order.append(o)
@@ -27,7 +27,7 @@ def lazy_order(instance: Instance, saved: Collection[int]) -> list[int]:
     return order
 
 
-def _held_at_boundary(instance: Instance, saved: Collection[int]) -> set[int]:
+def held_at_boundary(instance: Instance, saved: Collection[int]) -> set[int]:
     there = set(saved)
     for v, o in enumerate(instance.producer):
         if o < 0 or not instance.again[o] or instance.held[v]:
@@ -53,3 +53,29 @@ def make_available(
         order.append(o)
         there.update(instance.makes[o])
         stack.pop()
+
+
+def staged_order(
+    instance: Instance, moments: Sequence[tuple[int, int]], held: Sequence[Collection[int]]
+) -> list[int]:
+    """An order that holds the given values at the boundary (first of `held`) and at each moment.
+
+    Between moments operations run again as late as they can. Moments are those of
+    `planner.staged_program`, sorted.
+    """
+    order = list(range(instance.boundary))
+    there = held_at_boundary(instance, held[0])
+    number = 0
+    for t in range(instance.boundary, instance.count):
+        while number < len(moments) and moments[number] < (t, t):
+            number += 1
+            make_available(instance, sorted(held[number]), there, order)
+            there = held_at_boundary(instance, held[number])
+        make_available(instance, instance.reads[t], there, order)
+        if number < len(moments) and moments[number] == (t, t):
+            number += 1
+            make_available(instance, sorted(held[number]), there, order)
+            there = held_at_boundary(instance, held[number])
+        order.append(t)
+        there.update(instance.makes[t])
+    return order

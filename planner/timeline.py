@@ -115,3 +115,71 @@ class Timeline:
             self.made[v].remove(row)
         self.rows[row] = -1
         self.memory = memory
+
+    def held_before(self, row: int) -> int:
+        """Bytes held right before `row` runs."""
+        inst, o = self.instance, self.rows[row]
+        if o < 0:
+            return int(self.memory[row])
+        made = self._writes(o, self.first[o] == row)
+        return int(self.memory[row]) - inst.workspace[o] - sum(inst.size[v] for v in made)
+
+    def is_held(self, v: int, row: int) -> bool:
+        """Whether a copy of `v` made before `row` is read at or after it."""
+        return self.hold_end(v, row - 1) >= row
+
+    def with_runs(self, at: int, ops: Sequence[int]) -> NDArray[np.int64]:
+        """The memory profile if `ops` ran again right before row `at`."""
+        inst, k = self.instance, len(ops)
+        memory = np.empty(len(self.memory) + k, dtype=np.int64)
+        memory[:at] = self.memory[:at]
+        memory[at + k :] = self.memory[at:]
+        memory[at : at + k] = self.held_before(at)
+        events: dict[int, list[tuple[int, bool]]] = {}
+        for j, o in enumerate(ops):
+            own = inst.workspace[o]
+            for v in self._reads(o, False):
+                events.setdefault(v, []).append((at + j, False))
+            for v in inst.makes[o]:
+                if inst.held[v]:
+                    own += inst.size[v]
+                else:
+                    events.setdefault(v, []).append((at + j, True))
+            memory[at + j] += own
+        for v, inside in events.items():
+            if not inst.held[v]:
+                self._replay(memory, v, at, k, inside)
+        return memory
+
+    def _replay(
+        self, memory: NDArray[np.int64], v: int, at: int, k: int, inside: list[tuple[int, bool]]
+    ) -> None:
+        """Replaces the copy of `v` in use before `at` by the copies that `inside` makes of it."""
+        size = self.instance.size[v]
+        made = self.made.get(v, [])
+        start = made[bisect_left(made, at) - 1]
+        end = self.hold_end(v, at - 1)
+        later = end + k if end >= at else -1
+        memory[start : max(end, later) + 1] -= size
+        stop = end if end < at else self._last_event(v, at)
+        for row, is_make in inside:
+            if is_make:
+                memory[start : stop + 1] += size
+                start = row
+            stop = row
+        memory[start : max(stop, later) + 1] += size
+
+    def _last_event(self, v: int, at: int) -> int:
+        """Last row before `at` that makes or reads `v`."""
+        made, read = self.made.get(v, []), self.read.get(v, [])
+        m, r = bisect_left(made, at), bisect_left(read, at)
+        return max(made[m - 1] if m else -1, read[r - 1] if r else -1)
+
+    def next_read(self, v: int, row: int) -> int:
+        """First row from `row` on that reads the copy of `v` held there."""
+        read = self.read[v]
+        return read[bisect_left(read, row)]
+
+    def insert(self, at: int, ops: Sequence[int]) -> None:
+        """Runs `ops` again right before row `at`."""
+        self.load([o for o in (*self.rows[:at], *ops, *self.rows[at:]) if o >= 0])

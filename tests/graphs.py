@@ -98,7 +98,11 @@ def chain_graph(
     for layer in range(length - 1, -1, -1):
         for v in reversed(reads[layer]):
             (g,) = m.op(
-                [g, v], [size], backward=True, time_ns=2 * time_ns, name="back",
+                [g, v],
+                [size],
+                backward=True,
+                time_ns=2 * time_ns,
+                name="back",
                 module=f"layers.{layer}",
             )
     return m.graph(fixed)
@@ -160,7 +164,10 @@ class _Transformer:
         w = self.m.value(4 * self.hidden)
         t = self.ns(2 * self.act)
         y, mean, rstd = self.m.op(
-            [x, w], [self.act, 4 * self.tokens, 4 * self.tokens], time_ns=t, name="layer_norm",
+            [x, w],
+            [self.act, 4 * self.tokens, 4 * self.tokens],
+            time_ns=t,
+            name="layer_norm",
             module=where,
         )
         self.tape.append(("norm", {"x": x, "y": y, "mean": mean, "rstd": rstd, "t": t}, y))
@@ -188,7 +195,11 @@ class _Transformer:
             if name == "mm":
                 x, w = a["x"], a["w"]
                 self.m.op(
-                    [x, g], [size[w].nbytes], kinds=[Kind.GRADIENT], backward=True, time_ns=t,
+                    [x, g],
+                    [size[w].nbytes],
+                    kinds=[Kind.GRADIENT],
+                    backward=True,
+                    time_ns=t,
                     name="mm_dw",
                 )
                 self._give(grads, x, [w, g], t)
@@ -200,8 +211,11 @@ class _Transformer:
                 self._accumulate(grads, a["b"], g)
             elif name == "norm":
                 dx, _ = self.m.op(
-                    [g, a["x"], a["mean"], a["rstd"]], [self.act, 4 * self.hidden],
-                    kinds=[Kind.TEMPORARY, Kind.GRADIENT], backward=True, time_ns=2 * t,
+                    [g, a["x"], a["mean"], a["rstd"]],
+                    [self.act, 4 * self.hidden],
+                    kinds=[Kind.TEMPORARY, Kind.GRADIENT],
+                    backward=True,
+                    time_ns=2 * t,
                     name="norm_backward",
                 )
                 self._accumulate(grads, a["x"], dx)
@@ -257,8 +271,12 @@ def transformer_graph(
     t.backward(grads)
     (g,) = grads.values()
     m.op(
-        [g, ids], [4 * vocabulary * hidden], kinds=[Kind.GRADIENT], backward=True,
-        time_ns=t.ns(2 * t.act), name="embedding_backward",
+        [g, ids],
+        [4 * vocabulary * hidden],
+        kinds=[Kind.GRADIENT],
+        backward=True,
+        time_ns=t.ns(2 * t.act),
+        name="embedding_backward",
     )
     fixed = sum(v.nbytes for v in m.values if v.producer is None and v.kind is Kind.RESIDENT)
     return m.graph(fixed, accumulate=accumulate)
@@ -268,9 +286,7 @@ _COSTS = st.one_of(st.integers(0, 9), st.integers(100, 1000))
 
 
 @st.composite
-def small_graphs(
-    draw: st.DrawFn, max_forward: int = 6, max_backward: int = 5
-) -> ComputationGraph:
+def small_graphs(draw: st.DrawFn, max_forward: int = 6, max_backward: int = 5) -> ComputationGraph:
     """Random graphs: skips, several outputs, operations that may not run again, random state,
     resident inputs, outputs, tangents, gradients, wide costs, with and without accumulation."""
     m = GraphMaker()
@@ -280,7 +296,10 @@ def small_graphs(
         inputs = draw(st.lists(st.sampled_from(known[-4:]), min_size=1, max_size=2))
         sizes = draw(st.lists(_COSTS, min_size=1, max_size=2))
         made = m.op(
-            inputs, sizes, time_ns=draw(_COSTS), workspace=draw(st.sampled_from([0, 0, 7])),
+            inputs,
+            sizes,
+            time_ns=draw(_COSTS),
+            workspace=draw(st.sampled_from([0, 0, 7])),
             recomputable=draw(st.sampled_from([True, True, True, False])),
             state_bytes=draw(st.sampled_from([None, None, 3])),
             kinds=[draw(st.sampled_from([Kind.ACTIVATION] * 5 + [Kind.OUTPUT])) for _ in sizes],
@@ -294,8 +313,12 @@ def small_graphs(
         inputs = draw(st.lists(st.sampled_from(known), min_size=1, max_size=2))
         sizes = draw(st.lists(_COSTS, min_size=1, max_size=2))
         made = m.op(
-            [*inputs, recent[-1]], sizes, backward=True, time_ns=draw(_COSTS),
-            workspace=draw(st.sampled_from([0, 0, 7])), kinds=[draw(kinds) for _ in sizes],
+            [*inputs, recent[-1]],
+            sizes,
+            backward=True,
+            time_ns=draw(_COSTS),
+            workspace=draw(st.sampled_from([0, 0, 7])),
+            kinds=[draw(kinds) for _ in sizes],
         )
         free = [v for v in made if m.values[v].kind is Kind.TEMPORARY]
         recent += free

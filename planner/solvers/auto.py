@@ -21,7 +21,7 @@ def solve(problem: Problem, *, time_limit: float) -> Solution:
     if not instance.dropped and instance.peak(nothing) <= budget:
         return Solution(nothing, problem.graph.time_ns, exact=True)
     try:
-        bound = solve_boundary(instance, budget, Limits(1e-4, 1000)).bound_ns
+        bound = solve_boundary(instance, budget, Limits(1e-4, nodes=1000)).bound_ns
     except ProgramError as error:
         if error.infeasible:
             raise infeasible(instance, budget) from error
@@ -44,7 +44,7 @@ def _tightened(instance: Instance, budget: int) -> list[list[int]]:
     for _ in range(14):
         middle = (low + high) // 2
         try:
-            answer = solve_boundary(instance, instance.fixed + middle, Limits(1e-3, 200))
+            answer = solve_boundary(instance, instance.fixed + middle, Limits(1e-3, nodes=200))
         except ProgramError:
             low = middle
             continue
