@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from planner.problem import Solver
-from planner.solvers import auto, baselines, greedy
+from planner.solvers import auto, baselines, chain, greedy
 
 SOLVERS: dict[str, Solver] = {
     "auto": auto.solve,
+    "chain": chain.solve,
     "greedy": greedy.solve,
     "save_all": baselines.save_all,
 }

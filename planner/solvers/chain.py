@@ -1,0 +1,250 @@
+"""Dynamic program over a chain of blocks with options, in numpy over memory levels.
+
+The recurrence is rotor's (Beaumont et al., hal-02352969) with Rockmate's options. Opt[a, b][m] is
+the least added time to run blocks a..b forward and backward with m levels of memory, the source of
+a being held already. Either block a is run once and one of its options is kept,
+
+    time_k + Opt[a + 1, b][m - saved_k - target_a],
+
+or it is fast-forwarded to the source of some block j, which alone is kept, and run again later:
+
+    time of forward a..j-1 + Opt[j, b][m - source_j] + Opt[a, j - 1][m - gradients of j..b].
+
+Intervals that hold the same kinds of blocks share one entry, so that a thousand equal layers are
+solved once. Exact among memory-persistent schedules of these blocks and options, up to the rounding
+of sizes to levels, which goes up. The order is then priced exactly and polished.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.blocks import Block, Chain, split
+from planner.instance import Instance
+from planner.minimum import infeasible
+from planner.options import Option, block_options
+from planner.problem import Problem, Solution
+from planner.search import reduce_order, repair_order
+
+_LEVELS = 500
+_TRIES = 5
+# Least operations of a block. Short blocks can be combined freely, but save the value between any
+# two of them; long ones choose inside. Neither is better everywhere, so both are tried.
+_SHORTEST = (6, 24, 80)
+_SPLIT = 1000  # choices from here on are fast-forwards, below options
+
+Array = NDArray[np.float64]
+
+
+def solve(problem: Problem, *, time_limit: float) -> Solution:
+    """The chain's order; `time_limit` is not needed, the work is bounded by the graph's size."""
+    instance = Instance(problem)
+    order = chain_order(instance, problem.budget_bytes)
+    if order is None:
+        raise infeasible(instance, problem.budget_bytes)
+    return Solution(tuple(order), winner="chain")
+
+
+def chain_order(instance: Instance, budget: int) -> list[int] | None:
+    """An order within the budget, or None if the chain has none."""
+    found: list[list[int]] = []
+    seen: set[tuple[int, ...]] = set()
+    for shortest in _SHORTEST:
+        chain = prepare(instance, shortest)
+        shape = tuple(len(x.forward) for x in chain.blocks)
+        if shape not in seen:
+            seen.add(shape)
+            found += _orders(chain, budget)
+    if not found:  # the least memory needs a cut wherever there can be one
+        found += _orders(prepare(instance, 1), budget)
+    return min(found, key=instance.time_of, default=None)
+
+
+def _orders(chain: Prepared, budget: int) -> Iterator[list[int]]:
+    """Orders within the budget: the table's memory is lowered by what its order has too much."""
+    instance, target = chain.instance, budget
+    for _ in range(_TRIES):
+        order = _Table(chain, target).order()
+        if order is None:
+            return
+        peak = instance.peak(order)
+        fitting = order if peak <= budget else repair_order(instance, order, budget)
+        if fitting is not None:
+            yield reduce_order(instance, fitting, budget)
+        if peak <= budget:
+            return
+        target -= peak - budget
+
+
+class Prepared:
+    """A chain with what its table needs, the same for every budget.
+
+    Attributes:
+        options: for each block.
+        forward_time, forward_peak: of running it forward and keeping only its target.
+        gradients: bytes that its backward leaves behind.
+        fixed: bytes held beside the chain during the whole step.
+    """
+
+    def __init__(self, instance: Instance, chain: Chain) -> None:
+        self.instance = instance
+        self.blocks = chain.blocks
+        outside = set(chain.persistent) | _held_anyway(instance)
+        by_kind: dict[int, tuple[Option, ...]] = {}
+        for block in chain.blocks:
+            if block.kind not in by_kind:
+                by_kind[block.kind] = block_options(instance, block, outside)
+        self.options = [by_kind[x.kind] for x in chain.blocks]
+        self.forward_time = [
+            sum(instance.time[o] for o in x.forward if instance.again[o]) for x in chain.blocks
+        ]
+        self.forward_peak = [min(k.forward_peak for k in ks) for ks in self.options]
+        self.source = [0 if x.source < 0 else instance.size[x.source] for x in chain.blocks]
+        self.gradients = [_left_behind(instance, x) for x in chain.blocks]
+        self.fixed = instance.fixed + sum(instance.size[v] for v in outside)
+
+
+def prepare(instance: Instance, shortest: int) -> Prepared:
+    """Blocks and options of a step."""
+    return Prepared(instance, split(instance, shortest))
+
+
+def _held_anyway(instance: Instance) -> set[int]:
+    """Forward values that stay: the caller's outputs, and what cannot be made again."""
+    return {
+        v
+        for v, o in enumerate(instance.producer)
+        if 0 <= o < instance.boundary
+        and v != instance.state[o]
+        and (instance.held[v] or not instance.again[o])
+    }
+
+
+def _left_behind(instance: Instance, block: Block) -> int:
+    if instance.graph.accumulate:
+        return 0
+    made = (v for t in block.backward for v in instance.makes[t])
+    return sum(instance.size[v] for v in made if instance.held[v])
+
+
+class _Table:
+    """The table for one budget. Intervals are computed from short to long, each content once."""
+
+    def __init__(self, chain: Prepared, budget: int) -> None:
+        self.chain = chain
+        self.memory = budget - chain.fixed
+        self.count = len(chain.blocks)
+        self.unit = max(1, self.memory / _LEVELS)
+        self.cost: dict[int, Array] = {}
+        self.choice: dict[int, NDArray[np.int32]] = {}
+        self.names: dict[tuple[int, int], int] = {}
+        self.interned: dict[tuple[int, int], int] = {}
+
+    def levels(self, nbytes: int) -> int:
+        """Bytes in levels, rounded up."""
+        return math.ceil(nbytes / self.unit)
+
+    def order(self) -> list[int] | None:
+        """The order for the whole chain, or None if it does not fit."""
+        if self.memory <= 0:
+            return None
+        for length in range(1, self.count + 1):
+            names = [self._name(a, a + length - 1) for a in range(self.count - length + 1)]
+            for a, name in enumerate(names):
+                if name not in self.cost:
+                    self.cost[name], self.choice[name] = self._best(a, a + length - 1)
+        if not np.isfinite(self.cost[self._name(0, self.count - 1)][_LEVELS]):
+            return None
+        order: list[int] = []
+        self._emit(order, 0, self.count - 1, _LEVELS, first=True)
+        return order
+
+    def _name(self, a: int, b: int) -> int:
+        """Number of an interval's content."""
+        key = (a, b)
+        found = self.interned.get(key)
+        if found is None:
+            kind = self.chain.blocks[b].kind
+            content = (-1 if a == b else self._name(a, b - 1), kind)
+            found = self.names.setdefault(content, len(self.names))
+            self.interned[key] = found
+        return found
+
+    def _best(self, a: int, b: int) -> tuple[Array, NDArray[np.int32]]:
+        cost = np.full(_LEVELS + 1, np.inf)
+        choice = np.full(_LEVELS + 1, -1, dtype=np.int32)
+        for number, option in enumerate(self.chain.options[a]):
+            _take(cost, choice, self._keep(a, b, option), number)
+        forward, peak = 0, 0
+        for j in range(a + 1, b + 1):
+            forward += self.chain.forward_time[j - 1]
+            carried = self.chain.source[j - 1] if j - 1 > a else 0
+            peak = max(peak, self.chain.forward_peak[j - 1] + carried)
+            rest = self.cost[self._name(j, b)]
+            again = self.cost[self._name(a, j - 1)]
+            total = forward + _less(rest, self.levels(self.chain.source[j]))
+            total = total + _less(again, self.levels(self._gradients(j, b)))
+            total[: self.levels(peak)] = np.inf
+            _take(cost, choice, total, _SPLIT + j - a)
+        return cost, choice
+
+    def _keep(self, a: int, b: int, option: Option) -> Array:
+        """Costs of keeping an option of block a."""
+        if a == b:
+            total = np.full(_LEVELS + 1, float(option.time))
+        else:
+            held = self.levels(option.saved) + self.levels(self.chain.source[a + 1])
+            total = option.time + _less(self.cost[self._name(a + 1, b)], held)
+        backward = option.backward_peak + self._gradients(a + 1, b)
+        total[: self.levels(max(option.forward_peak, backward))] = np.inf
+        return total
+
+    def _gradients(self, a: int, b: int) -> int:
+        return sum(self.chain.gradients[a : b + 1])
+
+    def _emit(self, order: list[int], a: int, b: int, m: int, *, first: bool) -> None:
+        """Appends the operations of an interval; loops where recursion would go a block deeper."""
+        tails: list[tuple[Block, Option]] = []
+        while a <= b:
+            choice = int(self.choice[self._name(a, b)][m])
+            block = self.chain.blocks[a]
+            if choice >= _SPLIT:
+                j = a + choice - _SPLIT
+                for i in range(a, j):
+                    order += self._forward(self.chain.blocks[i], first)
+                self._emit(order, j, b, m - self.levels(self.chain.source[j]), first=first)
+                m -= self.levels(self._gradients(j, b))
+                b, first = j - 1, False
+                continue
+            option = self.chain.options[a][choice]
+            order += self._forward(block, first)
+            tails.append((block, option))
+            if a < b:
+                m -= self.levels(option.saved) + self.levels(self.chain.source[a + 1])
+            a += 1
+        for block, option in reversed(tails):
+            ops = (*block.forward, *block.backward)
+            order += [ops[i] for i in option.tail]
+
+    def _forward(self, block: Block, first: bool) -> Sequence[int]:
+        if first:
+            return block.forward
+        return [o for o in block.forward if self.chain.instance.again[o]]
+
+
+def _take(cost: Array, choice: NDArray[np.int32], total: Array, number: int) -> None:
+    better = total < cost
+    cost[better] = total[better]
+    choice[better] = number
+
+
+def _less(cost: Array, levels: int) -> Array:
+    """The costs with that many levels fewer."""
+    result = np.full(_LEVELS + 1, np.inf)
+    if levels <= _LEVELS:
+        result[levels:] = cost[: _LEVELS + 1 - levels]
+    return result
