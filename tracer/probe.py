@@ -8,6 +8,7 @@ result meets fresh pages, which must be faulted in).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import time
@@ -44,14 +45,15 @@ class CpuProbe:
 
     def time_ns(self, call: Call) -> int:
         self._sweep.add_(1)
-        cpu_start = time.thread_time_ns()
+        before, cpu_start = _waited_ns(), time.thread_time_ns()
         start = time.perf_counter_ns()
         call()
         elapsed = time.perf_counter_ns() - start
-        on_cpu = time.thread_time_ns() - cpu_start
-        # A single thread's time without the core is another process's; of several it cannot be
-        # told apart from waiting for each other.
-        return min(elapsed, on_cpu) if torch.get_num_threads() == 1 else elapsed
+        on_cpu, after = time.thread_time_ns() - cpu_start, _waited_ns()
+        # Threads share the work and wait for the last of them, so the longest wait for a core is
+        # what other processes added: unless it fell between the readings and the call.
+        waited = max((after[t] - before.get(t, 0) for t in after), default=0)
+        return max(elapsed - waited, min(elapsed, on_cpu))
 
     def peak_bytes(self, call: Call) -> tuple[Any, int]:
         # Kineto reads this at its first use; without it each start and stop prints a line.
@@ -99,6 +101,19 @@ class CudaProbe:
         result = call()
         torch.cuda.synchronize(self._device)
         return result, torch.cuda.max_memory_allocated(self._device) - before
+
+
+def _waited_ns() -> dict[str, int]:
+    """For each thread of this process how long it could have run but another one had the core.
+
+    Empty where the system does not tell (it is the second number in Linux's schedstat).
+    """
+    waited = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/schedstat") as file:
+                waited[thread] = int(file.read().split()[1])
+    return waited
 
 
 def probe_for(device: torch.device) -> Probe:
