@@ -31,6 +31,10 @@ BOOKKEEPING_BYTES = 64
 """Tokens and anchors of one step: a handful of scalars."""
 
 
+# Gradients of tensor subclasses are put together by AOTAutograd, at the end of its own node.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
 class Program(Protocol):
     """What runs a captured step: made by the planner, chosen for each forward call."""
 
@@ -88,8 +92,8 @@ class StepExecutor:
         del tangents
         gradients: list[Any] = [None] * len(self.joint.gradients)
         if not session.sliced:
-            for number in range(len(session.slices)):
-                for primal, gradient in session.run_slice(number):
+            for _ in session.slices:
+                for primal, gradient in session.run_slice():
                     gradients[primal] = gradient
         return gradients
 
@@ -112,6 +116,8 @@ class _Session:
         self._others: dict[int, Any] = {}
         self._live: list[Any] = []
         self._done = 0
+        self._ready: dict[int, Any] = {}  # gradients made before their gate's turn
+        self._to_come: set[int] = set()  # primals whose gradients are not made yet
 
     # Forward
 
@@ -159,20 +165,32 @@ class _Session:
             live.insert(position, self._others[position])
         self._live = live + [t for t in tangents if t is not None]
         self._done = 0
+        self._ready = {}
+        self._to_come = {p for part in self.slices for p in part.primals}
         if not graph_kept():
             self._kept = None
 
-    def run_slice(self, number: int) -> list[tuple[int, Any]]:
-        """Runs one slice; returns (primal, gradient) pairs."""
-        if number != self._done or number >= len(self.slices):
-            raise PlannerError(
-                f"slice {number} of the backward pass was called out of turn, after {self._done}"
-            )
-        part = self.slices[number]
+    def gradients(self, primals: Sequence[int]) -> list[Any]:
+        """Runs slices until these primals' gradients are there; None for those that get none.
+
+        Gates and slices go together one by one, unless other tangents arrived than were planned
+        for: then slices end elsewhere, and what comes early waits for its gate.
+        """
+        missing = {p for p in primals if p not in self._ready} & self._to_come
+        while missing:
+            for primal, gradient in self.run_slice():
+                self._ready[primal] = gradient
+                missing.discard(primal)
+        return [self._ready.pop(p, None) for p in primals]
+
+    def run_slice(self) -> list[tuple[int, Any]]:
+        """Runs the next slice; returns (primal, gradient) pairs."""
+        part = self.slices[self._done]
         live, self._live = self._live, []
         with torch.no_grad(), autocast_off():
             gradients, self._live = part.function.forward(live)
         self._done += 1
+        self._to_come.difference_update(part.primals)
         return list(zip(part.primals, gradients, strict=True))
 
 
@@ -198,17 +216,18 @@ class _Gates:
         slices = session.program.rewritten.slices
         wanting = {p for part in slices for p in part.primals if _needs_gradient(args, p)}
         session.sliced = (
-            joint.one_to_one and bool(wanting) and not (joint.mutated_primals & wanting)
+            joint.one_to_one
+            and all(type(args[p]) in _PLAIN for p in wanting)
+            and bool(wanting)
+            and not (joint.mutated_primals & wanting)
         )
         if not session.sliced or not torch.is_grad_enabled():
             session.sliced = False
             return
         token = torch.empty((), requires_grad=True)
-        for number in range(len(slices) - 1, -1, -1):
-            primals = [p for p in slices[number].primals if p in wanting]
-            token, *passed = _Gate.apply(
-                session, number, primals, token, *(args[p] for p in primals)
-            )
+        for part in reversed(slices):
+            primals = [p for p in part.primals if p in wanting]
+            token, *passed = _Gate.apply(session, primals, token, *(args[p] for p in primals))
             for primal, tensor in zip(primals, passed, strict=True):
                 self.arguments[primal] = tensor
 
@@ -220,23 +239,20 @@ class _Gate(torch.autograd.Function):
     def forward(
         ctx: Any,
         session: _Session,
-        number: int,
         primals: list[int],
         token: torch.Tensor,
         *arguments: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        ctx.session, ctx.number, ctx.primals = session, number, primals
+        ctx.session, ctx.primals = session, primals
         ctx.set_materialize_grads(False)
         return (token.detach(), *(a.detach() for a in arguments))
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
-        made = dict(ctx.session.run_slice(ctx.number))
-        gradients = [made.pop(p, None) for p in ctx.primals]
-        del made
+        gradients = ctx.session.gradients(ctx.primals)
         if torch.is_grad_enabled():  # create_graph: a second derivative must not be silently zero
             gradients = _refuse_second_derivative(gradients)
-        return (None, None, None, None, *gradients)
+        return (None, None, None, *gradients)
 
 
 class _Keeper(torch.autograd.Function):

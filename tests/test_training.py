@@ -420,3 +420,63 @@ def test_autocast_is_that_of_the_forward() -> None:
 def test_loss_of_prefers_the_scalar() -> None:
     scalar = torch.ones((), requires_grad=True)
     assert loss_of({"a": torch.ones(3, requires_grad=True), "loss": scalar}) is scalar
+
+
+class Remembering(nn.Module):
+    """Reads a buffer and an argument that it then replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.zeros(32))
+
+    def forward(self, x: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+        gain = torch.exp(self.mean * 2.0 + scratch.sin())
+        y = torch.tanh(self.linear(x)) * gain
+        with torch.no_grad():
+            self.mean.mul_(0.5).add_(y.detach().mean(0))
+        scratch.add_(1.0)
+        return y.sigmoid() + self.mean
+
+
+def test_recomputation_sees_the_old_content_of_what_forward_replaces() -> None:
+    torch.manual_seed(0)
+    model = Remembering()
+    twin = copy.deepcopy(model)
+    x, scratch = torch.randn(64, 32), torch.zeros(32)
+    other = scratch.clone()
+    small = plan(model, (x, scratch), budget_gb=1, recompute="*")
+    assert {"aten.exp.default", "aten.tanh.default"} <= {r.op for r in small.recomputed}
+    small.apply()
+    for _ in range(3):
+        model(x, scratch).square().sum().backward()
+        twin(x, other).square().sum().backward()
+        assert_same(model, twin)
+        assert torch.equal(scratch, other)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh())
+        self.one, self.two = nn.Linear(32, 8), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        z = self.body(x)
+        return self.one(z), self.two(z)
+
+
+def test_one_head_after_the_other() -> None:
+    """Each backward brings other tangents: gradients must find their gates all the same."""
+    torch.manual_seed(0)
+    model = TwoHeads()
+    twin = copy.deepcopy(model)
+    x = torch.randn(64, 32)
+    plan(model, x, budget_gb=1, recompute="body.*").apply()
+    for each in (model, twin):
+        a, b = each(x)
+        a.square().mean().backward(retain_graph=True)
+        b.square().mean().backward(retain_graph=True)
+        (a.sum() * b.sum()).backward(inputs=list(each.body.parameters()))
+    assert_same(model, twin)

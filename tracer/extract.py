@@ -211,7 +211,8 @@ class _Builder:
         elif node in self.zeros.written:
             outputs = [self._value(node, node.name, _nominal(node), Kind.TEMPORARY, index)]
             self.value_of[node] = outputs[0]
-        recomputable = forward and is_recomputable(node)
+        # A protective copy made later would copy what forward has put in the input's place.
+        recomputable = forward and is_recomputable(node) and not node.meta.get("protective")
         state = None
         if recomputable and is_random(node):
             state = self._value(None, node.name + ".state", _state_bytes(node), Kind.STATE, index)
