@@ -57,6 +57,10 @@ def test_a_part_of_a_storage_holds_all_of_it():
     assert held(nn.Identity(), Batch(torch.rand(100)[:1])) == {"inputs": 400}
 
 
+def test_allocators_round_up():
+    assert resident_bytes(nn.Linear(3, 5), (), granularity=512) == (("parameters", 1024),)
+
+
 def test_a_model_that_has_no_memory_yet():
     assert held(net("meta"), (), torch.optim.AdamW)["parameters"] == BYTES
 

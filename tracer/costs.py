@@ -41,6 +41,13 @@ class CostModel(Protocol):
     """Something that knows what operations cost."""
 
     @property
+    def granularity(self) -> int:
+        """The allocator hands out multiples of this many bytes; `OperationCost.outputs` are not
+        rounded up to it, `workspace` is.
+        """
+        ...
+
+    @property
     def unmeasured(self) -> Mapping[str, str]:
         """Operators whose cost is only estimated, with the reason. Never silently free."""
         ...

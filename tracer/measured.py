@@ -63,6 +63,11 @@ class MeasuredCosts:
         self._estimated: dict[str, OperationCost] = {}
         self._unmeasured: dict[str, str] = {}
         self._loaded = False
+        self._probe: Probe
+
+    @property
+    def granularity(self) -> int:
+        return 512 if self.device.type == "cuda" else 1
 
     @property
     def unmeasured(self) -> Mapping[str, str]:
@@ -78,14 +83,8 @@ class MeasuredCosts:
         if not wanted:
             return
         known = len(self._known)
-        devices = [self.device] if self.device.type == "cuda" else []
         try:
-            with torch.random.fork_rng(devices), plain_eager():
-                torch.manual_seed(0)
-                for done, (key, node) in enumerate(wanted.items(), start=1):
-                    self._measure(key, node)
-                    if progress is not None:
-                        progress(done, len(wanted))
+            self._measure_all(wanted, progress)
         finally:  # what was measured before an interrupt is not lost
             if self._cached and len(self._known) > known:
                 where = cost_cache.environment(self.device)
@@ -96,6 +95,21 @@ class MeasuredCosts:
         if key not in self._known and key not in self._estimated:
             self.prepare([node])
         return self._known[key] if key in self._known else self._estimated[key]
+
+    def _measure_all(self, wanted: Mapping[str, fx.Node], progress: Progress | None) -> None:
+        cuda = self.device.type == "cuda"
+        with plain_eager(), torch.random.fork_rng([self.device] if cuda else []):
+            torch.manual_seed(0)
+            self._probe = probe_for(self.device)
+            try:
+                for done, (key, node) in enumerate(wanted.items(), start=1):
+                    self._measure(key, node)
+                    if progress is not None:
+                        progress(done, len(wanted))
+            finally:  # training needs the memory that the probe and torch's cache hold
+                del self._probe
+                if cuda:
+                    torch.cuda.empty_cache()
 
     def _measure(self, key: str, node: fx.Node) -> None:
         if self._needed_bytes(node) > available_bytes(self.device):
@@ -119,11 +133,22 @@ class MeasuredCosts:
             return target(*args, **kwargs)
 
         call()  # loads code, fills caches of kernels and libraries
-        workspace, outputs = _bytes(self._probe, call, node, (args, kwargs))
+        workspace, outputs = self._bytes(call, node, (args, kwargs))
         time_ns = settled_time_ns(
             self._probe, call, seconds=self._seconds, relative_error=self._relative_error
         )
         return OperationCost(time_ns, workspace, outputs)
+
+    def _bytes(
+        self, call: Callable[[], Any], node: fx.Node, arguments: object
+    ) -> tuple[int, tuple[int, ...] | None]:
+        """Workspace, and the kept bytes where they are not what the fake results say."""
+        result, peak = self._probe.peak_bytes(call)
+        expected = node.meta.get("val")
+        kept = _kept(_matched(expected, result), tensors_in(arguments))
+        nominal = _kept(_matched(expected, expected), input_tensors(node))
+        held = sum(-(-n // self.granularity) * self.granularity for n in kept)
+        return max(0, peak - held), None if kept == nominal else kept
 
     def _scale(self, key: str, node: fx.Node) -> None:
         """Runs a smaller call, and scales its cost by what the roofline says of both."""
@@ -152,22 +177,8 @@ class MeasuredCosts:
         return inputs + 2 * sum(map(storage_bytes, output_tensors(node)))
 
     @cached_property
-    def _probe(self) -> Probe:
-        return probe_for(self.device)
-
-    @cached_property
     def _estimate(self) -> RooflineCosts:
         return RooflineCosts(measured_profile(self.device))
-
-
-def _bytes(
-    probe: Probe, call: Callable[[], Any], node: fx.Node, arguments: object
-) -> tuple[int, tuple[int, ...] | None]:
-    result, peak = probe.peak_bytes(call)
-    expected = node.meta.get("val")
-    kept = _kept(_matched(expected, result), tensors_in(arguments))
-    nominal = _kept(_matched(expected, expected), input_tensors(node))
-    return max(0, peak - sum(kept)), None if kept == nominal else kept
 
 
 def _matched(expected: Any, result: Any) -> list[torch.Tensor | None]:

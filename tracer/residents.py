@@ -26,7 +26,11 @@ Optimizer = torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
 
 
 def resident_bytes(
-    model: torch.nn.Module, inputs: object, optimizer: Optimizer | None = None
+    model: torch.nn.Module,
+    inputs: object,
+    optimizer: Optimizer | None = None,
+    *,
+    granularity: int = 1,
 ) -> tuple[tuple[str, int], ...]:
     """What is held around and during the step: pairs of (name, bytes), empty ones left out.
 
@@ -34,17 +38,18 @@ def resident_bytes(
         model: its parameters, buffers and existing gradients. It may lie on the meta device.
         inputs: the example inputs: tensors in containers and dataclasses.
         optimizer: its state; what it has not made yet is predicted.
+        granularity: the allocator hands out multiples of this many bytes.
 
     Raises:
         PlannerError: the optimizer's state cannot be predicted.
     """
-    seen: set[int] = set()
+    seen = _Storages(granularity)
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     found = [
-        ("parameters", _held(model.parameters(), seen)),
-        ("buffers", _held(model.buffers(), seen)),
-        ("gradients", _held(gradients, seen)),
-        ("inputs", _held(_tensors(inputs), seen)),
+        ("parameters", seen.add(model.parameters())),
+        ("buffers", seen.add(model.buffers())),
+        ("gradients", seen.add(gradients)),
+        ("inputs", seen.add(_tensors(inputs))),
         ("optimizer state", _state_bytes(model, optimizer, seen) if optimizer is not None else 0),
     ]
     return tuple((name, nbytes) for name, nbytes in found if nbytes)
@@ -77,17 +82,17 @@ def optimizer_step_bytes(
     return counter.peak
 
 
-def _state_bytes(model: torch.nn.Module, optimizer: Optimizer, seen: set[int]) -> int:
+def _state_bytes(model: torch.nn.Module, optimizer: Optimizer, seen: _Storages) -> int:
     existing, missing = 0, _trainable(model)
     if isinstance(optimizer, torch.optim.Optimizer):
-        existing = _held(_tensors(tuple(optimizer.state.values())), seen)
+        existing = seen.add(_tensors(tuple(optimizer.state.values())))
         members = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
         missing = [p for p in members if not list(_tensors(optimizer.state.get(p, {})))]
     if not missing:
         return existing
     _, twin = _twin(optimizer, missing)
     _step(twin)
-    return existing + _held(_tensors(tuple(twin.state.values())), set())
+    return existing + seen.add(_tensors(tuple(twin.state.values())))
 
 
 def _twin(
@@ -168,6 +173,24 @@ def _refusal(optimizer: Optimizer, error: Exception) -> PlannerError:
     )
 
 
+class _Storages:
+    """Counts each storage once."""
+
+    def __init__(self, granularity: int) -> None:
+        self._granularity = granularity
+        self._seen: dict[int, torch.Tensor] = {}
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> int:
+        """Bytes of the storages that were not seen before."""
+        total = 0
+        for tensor in (t for outer in tensors for t in inner_tensors(outer)):
+            key = storage_key(tensor)
+            if key not in self._seen:
+                self._seen[key] = tensor  # held, so that no other storage gets its number
+                total += -(-storage_bytes(tensor) // self._granularity) * self._granularity
+        return total
+
+
 class _Ones(TorchFunctionMode):
     """Meta tensors have no numbers: where an optimizer asks for one it is 1."""
 
@@ -220,17 +243,6 @@ class _Counter(TorchDispatchMode):
 
 def _trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
-
-
-def _held(tensors: Iterable[torch.Tensor], seen: set[int]) -> int:
-    """Bytes of the storages not seen before."""
-    total = 0
-    for tensor in (t for outer in tensors for t in inner_tensors(outer)):
-        key = storage_key(tensor)
-        if key not in seen:
-            seen.add(key)
-            total += storage_bytes(tensor)
-    return total
 
 
 def _tensors(thing: object) -> Iterator[torch.Tensor]:

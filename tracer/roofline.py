@@ -63,6 +63,10 @@ class RooflineCosts:
         self._unmeasured: dict[str, str] = {}
 
     @property
+    def granularity(self) -> int:
+        return self.profile.granularity
+
+    @property
     def unmeasured(self) -> Mapping[str, str]:
         return dict(self._unmeasured)
 
@@ -76,7 +80,8 @@ class RooflineCosts:
         key = signature(node)
         if key not in self._known:
             time_ns = self.profile.launch_ns + round(1e9 * self._seconds(node))
-            self._known[key] = OperationCost(time_ns, workspace_bytes(node, self.profile.device))
+            workspace = workspace_bytes(node, self.profile.device)
+            self._known[key] = OperationCost(time_ns, self.profile.allocated(workspace))
         return self._known[key]
 
     def _seconds(self, node: fx.Node) -> float:
