@@ -57,6 +57,7 @@ class StepExecutor:
     ) -> None:
         self.joint = joint
         self._choose = choose
+        self._num_gradients = len(joint.gradients)
         self._call: Callable[..., Any] | None = None
 
     def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +91,7 @@ class StepExecutor:
         session = _Session.by_token(token)
         session.start_backward(tangents)
         del tangents
-        gradients: list[Any] = [None] * len(self.joint.gradients)
+        gradients: list[Any] = [None] * self._num_gradients
         if not session.sliced:
             for _ in session.slices:
                 for primal, gradient in session.run_slice():
@@ -139,7 +140,10 @@ class _Session:
         made, self.made = self.made, []
         self._others = {i: m for i, m in enumerate(made) if not isinstance(m, torch.Tensor)}
         if torch.is_grad_enabled():
-            tensors = [m.detach() for m in made if isinstance(m, torch.Tensor)]
+            # What is part of a graph (outputs, parameters) must not tie this node to that graph.
+            tensors = [
+                m.detach() if m.requires_grad else m for m in made if isinstance(m, torch.Tensor)
+            ]
             self._kept = _Keeper.apply(torch.empty((), requires_grad=True), *tensors).grad_fn
 
     # Backward

@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -33,7 +34,7 @@ from tracer.torch_private import (
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class JointGraph:
     """The joint graph as AOTAutograd made it.
 
@@ -50,15 +51,15 @@ class JointGraph:
     num_forward_outputs: int
     one_to_one: bool
 
-    @property
+    @cached_property
     def placeholders(self) -> list[fx.Node]:
         return [n for n in self.module.graph.nodes if n.op == "placeholder"]
 
-    @property
+    @cached_property
     def primals(self) -> list[fx.Node]:
         return [n for n in self.placeholders if not n.name.startswith("tangents")]
 
-    @property
+    @cached_property
     def tangents(self) -> list[fx.Node]:
         return [n for n in self.placeholders if n.name.startswith("tangents")]
 
@@ -79,7 +80,7 @@ class JointGraph:
         said = output.meta.get("desc") or [""] * len(self._output_args)
         return [type(d).__name__ if d else "" for d in said[: self.num_forward_outputs]]
 
-    @property
+    @cached_property
     def mutated_primals(self) -> set[int]:
         """Indices of primals whose content the forward replaces (after it has run)."""
         output = next(iter(self.module.graph.find_nodes(op="output")))
