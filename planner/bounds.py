@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 
 from planner.instance import Instance
-from planner.linear import Answer, Limits, Program
+from planner.linear import Answer, Limits, Program, memory_unit
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def boundary_program(
             free += instance.size[v]
         elif v not in instance.dropped:
             s[v] = program.column(f"saved_{v}")
-    unit = max(1, budget) / 1e4
+    unit = memory_unit(budget)
     memory = [(column, instance.size[v] / unit) for v, column in s.items()]
     memory += [
         (column, instance.size[instance.state[o]] / unit)
