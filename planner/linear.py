@@ -7,7 +7,10 @@ program goes through PuLP to CBC.
 
 from __future__ import annotations
 
+import functools
 import math
+import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -139,6 +142,7 @@ def _solve_highs(
     highspy: Any, program: Program, limits: Limits, relaxed: bool, start: dict[int, float]
 ) -> Answer:
     mixed = not relaxed and any(program.integer)
+    _greet(highspy)
     highs = highspy.Highs()
     for key, option in _highs_options(limits).items():
         highs.setOptionValue(key, option)
@@ -163,6 +167,23 @@ def _solve_highs(
         optimal and (not mixed or limits.gap == limits.slack == 0.0),
         () if mixed else tuple(solution.row_dual),
     )
+
+
+@functools.cache
+def _greet(highspy: Any) -> None:
+    """Makes the first solver of the process, which prints a banner on its standard output.
+
+    No option stops that, and our standard output may be JSON that somebody reads.
+    """
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        highspy.Highs()
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _highs_options(limits: Limits) -> dict[str, object]:
@@ -219,7 +240,8 @@ def _solve_cbc(program: Program, limits: Limits, relaxed: bool) -> Answer:
     objective = sum(c * x for c, x in zip(program.cost, values, strict=True))
     # PuLP does not pass on CBC's bound, so it is known only if CBC ran to the end.
     complete = relaxed or (
-        model.sol_status == pulp.LpSolutionOptimal and limits.nodes is None
+        model.sol_status == pulp.LpSolutionOptimal
+        and limits.nodes is None
         and limits.gap == limits.slack == 0.0
     )
     bound = objective if complete else _solve_cbc(program, Limits(), True).bound

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from planner.request import Inputs, inputs_of
 from runtime.measure import Measurement, measure
+from runtime.torch_private import tree_leaves
 from tracer.errors import PlannerError
 
 if TYPE_CHECKING:
@@ -114,9 +114,7 @@ def call_inputs(call: Callable[..., Any], inputs: Inputs) -> Any:
 
 def loss_of(outputs: Any) -> torch.Tensor:
     """The scalar that the model returns; else the mean of squares of what it returns."""
-    tensors = [
-        t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad
-    ]
+    tensors = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
     scalars = [t for t in tensors if t.dim() == 0]
     if scalars:
         return scalars[0]
@@ -137,7 +135,7 @@ def _step(
 
     batch = (inputs.args, dict(inputs.kwargs))
     measurement = measure(step, model=model, inputs=batch)
-    leaves = pytree.tree_leaves(kept["outputs"])
+    leaves = tree_leaves(kept["outputs"])
     return measurement, {
         "outputs": {
             str(i): t.detach().clone() for i, t in enumerate(leaves) if isinstance(t, torch.Tensor)

@@ -11,6 +11,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch._prims import rng_prims
 from torch.fx.graph import CodeGen
+from torch.utils._pytree import tree_leaves
 
 run_and_save_rng_state: Callable[..., Any] = rng_prims.run_and_save_rng_state
 """Higher-order operator (op, *args) -> (state before, results): since torch 2.1."""
@@ -31,6 +32,7 @@ __all__ = [
     "remove_call",
     "run_and_save_rng_state",
     "run_with_rng_state",
+    "tree_leaves",  # of torch.utils._pytree: tensors in outputs of any shape, the same since 2.0
 ]
 
 

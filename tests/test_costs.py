@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tracer import cost_cache, measured
 from tracer.costs import OperationCost, signature
@@ -15,6 +14,7 @@ from tracer.measured import MeasuredCosts
 from tracer.roofline import RooflineCosts, moved_bytes
 from tracer.smaller import NotScalable, smaller_call
 from tracer.synthetic import make_arguments
+from tracer.torch_private import FakeTensorMode, tree_leaves, tree_map
 
 aten = torch.ops.aten
 
@@ -40,12 +40,10 @@ def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
             nodes[a].meta["val"] = fakes[a]
         return nodes[a]
 
-    tree = torch.utils._pytree.tree_map(node, (args, kwargs))
+    tree = tree_map(node, (args, kwargs))
     made = graph.create_node("call_function", target, *tree)
     with mode, torch.no_grad():
-        inputs = torch.utils._pytree.tree_map(
-            lambda a: fakes[a] if isinstance(a, torch.Tensor) else a, (args, kwargs)
-        )
+        inputs = tree_map(lambda a: fakes[a] if isinstance(a, torch.Tensor) else a, (args, kwargs))
         made.meta["val"] = target(*inputs[0], **inputs[1])
     return made
 
@@ -134,7 +132,7 @@ def test_indices_lie_in_the_table_and_are_spread_over_it(operator_name):
     torch.manual_seed(0)
     node = INDEXED[operator_name](torch.zeros(40, dtype=torch.int64))
     args, _ = make_arguments(node, torch.device("cpu"))
-    flat = torch.utils._pytree.tree_leaves(args)
+    flat = tree_leaves(args)
     (index,) = (a for a in flat if isinstance(a, torch.Tensor) and a.dtype is torch.int64)
     assert set(index.tolist()) == set(range(5))
     assert cost(node).time_ns > 0

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload  # the public spelling of the type does not exist
 
-from tracer.torch_private import storage_key
+from tracer.torch_private import OpOverload, storage_key
 
 # Operators of these namespaces are functional if their schema says so. Others (a user's custom
 # operators, collectives) may have effects that no schema shows: they run exactly once.

@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tracer.costs import storage_bytes
 from tracer.errors import PlannerError
-from tracer.torch_private import bare_step, inner_tensors, storage_key
+from tracer.torch_private import TorchDispatchMode, bare_step, inner_tensors, storage_key
 
 Optimizer = torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
 """An optimizer, its class, or whatever makes one from a list of parameters."""

@@ -14,12 +14,15 @@ from torch import fx
 from torch._dynamo.exc import TorchDynamoException, TorchRuntimeError
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._python_dispatch import _disable_current_modes
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
+    "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",
+    "TorchDispatchMode",
     "TorchDynamoException",
     "aot_joint",
     "dynamo_settings",
@@ -28,6 +31,8 @@ __all__ = [
     "no_fake_mode",
     "plain_eager",
     "storage_key",
+    "tree_leaves",
+    "tree_map",
 ]
 
 PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
