@@ -65,6 +65,10 @@ class Instance:
         found = deliveries(self.graph, order, self.boundary)
         return {order[position]: list(values) for position, values in found.items()}
 
+    def is_choice(self, v: int) -> bool:
+        """Whether it is for a solver to decide how long `v` is held: forward made, not handed out."""
+        return 0 <= self.producer[v] < self.boundary and not self.held[v]
+
     def time_of(self, order: Sequence[int]) -> int:
         """Step time of an order, in ns."""
         return sum(self.time[o] for o in order)

@@ -6,11 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from planner.eviction import OutOfMemory, greedy_order
 from planner.instance import Instance
+from planner.orders import lazy_order
 from planner.problem import Problem
+from planner.staged_program import base_memory
 from runtime.schedule import Compute, Schedule, save_all_order
 from runtime.simulator import holdings, simulate
 from tracer.errors import InfeasibleBudget
 from tracer.graph import ComputationGraph
+
+REFINEMENTS = 8  # bisections after the first success
 
 
 def minimum_peak(
@@ -22,37 +26,68 @@ def minimum_peak(
 
 
 def least_peak(instance: Instance) -> tuple[int, tuple[int, ...]]:
-    """Bisects for the least budget at which the greedy rule succeeds."""
-    best: tuple[int, ...] = save_all_order(instance.graph)
+    """Climbs from what no schedule can avoid to where greedy eviction succeeds, then bisects.
+
+    Often the first try succeeds, and the peak is then the least of all schedules.
+    """
+    best = _unbounded(instance)
     peak = instance.peak(best)
-    if instance.dropped:
-        best = tuple(greedy_order(instance, peak))
-        peak = instance.peak(best)
-    low, high = unavoidable_peak(instance), peak
-    while low < high:
-        middle = (low + high) // 2
-        try:
-            order = greedy_order(instance, middle)
-        except OutOfMemory:
-            low = middle + 1 if middle + 1 > low else high
-            continue
-        found = instance.peak(order)
-        if found < peak:
-            best, peak = tuple(order), found
-        high = min(middle, high)
-        if found > middle:  # random-number states, which greedy does not count
+    low = unavoidable_peak(instance)
+    step = max(1, (peak - low) // 1024)
+    high = low
+    while high < peak:
+        order = _within(instance, high)
+        if order is not None:
+            best, peak = order, instance.peak(order)
             break
-        high = found
+        low, high, step = high + 1, high + step, 2 * step
+    for _ in range(REFINEMENTS):
+        if low >= peak:
+            break
+        middle = (low + peak) // 2
+        order = _within(instance, middle)
+        if order is None:
+            low = middle + 1
+        else:
+            best, peak = order, instance.peak(order)
     return peak, best
 
 
+def _unbounded(instance: Instance) -> tuple[int, ...]:
+    """An order without a budget: recomputes what must not be held at the boundary, no more."""
+    order = save_all_order(instance.graph)
+    return tuple(lazy_order(instance, _keepable(instance))) if instance.dropped else order
+
+
+def _keepable(instance: Instance) -> list[int]:
+    made = range(len(instance.size))
+    return [v for v in made if instance.is_choice(v) and v not in instance.dropped]
+
+
+def _within(instance: Instance, budget: int) -> tuple[int, ...] | None:
+    """An order with a peak of at most `budget`, if greedy eviction finds one."""
+    for fresh in (8, 32):
+        try:
+            order = greedy_order(instance, budget, fresh)
+        except OutOfMemory:
+            continue
+        if instance.peak(order) <= budget:
+            return tuple(order)
+    return None
+
+
 def unavoidable_peak(instance: Instance) -> int:
-    """Bytes that some operation needs in any schedule: what it reads, makes and works with."""
+    """Bytes that any schedule needs at some operation.
+
+    At the first run of an operation it holds what the operation touches, and of all else what it
+    has no choice about: outputs, tangents, gradients and temporaries of backward.
+    """
+    base, _ = base_memory(instance)
     most = instance.fixed
-    for o in range(instance.count):
+    for o, held in enumerate(base):
         touched = {*instance.reads[o], *instance.makes[o]}
-        need = sum(instance.size[v] for v in touched) + instance.workspace[o]
-        most = max(most, instance.fixed + need)
+        choice = sum(instance.size[v] for v in touched if instance.is_choice(v))
+        most = max(most, held + choice)
     return most
 
 

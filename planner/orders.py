@@ -58,24 +58,35 @@ def make_available(
 def staged_order(
     instance: Instance, moments: Sequence[tuple[int, int]], held: Sequence[Collection[int]]
 ) -> list[int]:
-    """An order that holds the given values at the boundary (first of `held`) and at each moment.
+    """An order that holds, of what was made before, the given values at each moment.
 
     Between moments operations run again as late as they can. Moments are those of
-    `planner.staged_program`, sorted.
+    `planner.staged_program`, sorted; `held` has one set for each.
     """
-    order = list(range(instance.boundary))
-    there = held_at_boundary(instance, held[0])
+    order: list[int] = []
+    there: set[int] = set()
     number = 0
-    for t in range(instance.boundary, instance.count):
+    for t in range(instance.count):
         while number < len(moments) and moments[number] < (t, t):
+            there = _only(instance, held[number], there, t, order)
             number += 1
-            make_available(instance, sorted(held[number]), there, order)
-            there = held_at_boundary(instance, held[number])
         make_available(instance, instance.reads[t], there, order)
         if number < len(moments) and moments[number] == (t, t):
+            there = _only(instance, held[number], there, t, order)
             number += 1
-            make_available(instance, sorted(held[number]), there, order)
-            there = held_at_boundary(instance, held[number])
         order.append(t)
         there.update(instance.makes[t])
     return order
+
+
+def _only(
+    instance: Instance, wanted: Collection[int], there: set[int], t: int, order: list[int]
+) -> set[int]:
+    """Makes the wanted values, as far as they were made before `t`, and drops all others."""
+    made = sorted(
+        v
+        for v in wanted
+        if instance.producer[v] < t and v != instance.state[instance.producer[v]]
+    )
+    make_available(instance, made, there, order)
+    return held_at_boundary(instance, made)

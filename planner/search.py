@@ -52,30 +52,89 @@ class Eviction:
     time: int
 
 
+class Stuck(Exception):
+    """No eviction at the peak helps."""
+
+
 def repair_order(
-    instance: Instance, order: Sequence[int], budget: int, most: int = 400
+    instance: Instance, order: Sequence[int], budget: int, most: int = 600
 ) -> list[int] | None:
-    """Evicts values at the peak until the order fits; None if it gets stuck.
+    """Evicts values at the peak until the order fits, in `most` steps; None if it gets stuck."""
+    line = Timeline(instance, order)
+    try:
+        repair_line(line, budget, most)
+    except Stuck:
+        return None
+    return line.order
+
+
+def repair_line(line: Timeline, budget: int, steps: int) -> None:
+    """Evicts values at the peak until the line fits, in at most `steps` steps.
 
     Each step takes, of the evictions at the worst row, the one that removes most bytes over the
     budget (summed over all rows) for its time.
+
+    Raises:
+        Stuck: it cannot be made to fit in this way.
     """
-    line = Timeline(instance, order)
     excess = _excess(line.memory, budget)
-    for _ in range(most):
+    for _ in range(steps):
         if excess == 0:
-            return line.order
-        best, least, after = None, 0.0, 0
+            return
+        best: tuple[Eviction, NDArray[np.int64]] | None = None
+        least, after = 0.0, 0
         for eviction in evictions(line, int(line.memory.argmax()))[:TRIED]:
-            left = _excess(line.with_runs(eviction.at, eviction.ops), budget)
+            memory = line.with_runs(eviction.at, eviction.ops)
+            left = _excess(memory, budget)
             rank = (excess - left) / (eviction.time + 1)
             if rank > least:
-                best, least, after = eviction, rank, left
+                best, least, after = (eviction, memory), rank, left
         if best is None:
-            return None
-        line.insert(best.at, best.ops)
+            raise Stuck
+        line.insert(best[0].at, best[0].ops, best[1])
         excess = after
-    return None
+    raise Stuck
+
+
+def improve_order(
+    instance: Instance, order: Sequence[int], budget: int, tries: int
+) -> list[int]:
+    """Takes out one second run at a time, evicts something else for it, keeps what is faster.
+
+    `tries` bounds the work; expensive runs come first.
+    """
+    line = Timeline(instance, order)
+    reduce_line(line, budget)
+    best = instance.time_of(line.order)
+    failed: set[int] = set()
+    while tries > 0:
+        again = [row for row in line.again() if line.rows[row] not in failed]
+        if not again:
+            break
+        row = max(again, key=lambda r: (instance.time[line.rows[r]], -r))
+        o, tries = line.rows[row], tries - 1
+        other = _without(line, row, budget)
+        time = best if other is None else instance.time_of(other.order)
+        if other is None or time >= best:
+            failed.add(o)
+        else:
+            line, best = other, time
+            failed.clear()
+    return line.order
+
+
+def _without(line: Timeline, row: int, budget: int) -> Timeline | None:
+    """A line within the budget in which the run at `row` was taken out, if repair finds one."""
+    if _saves_dropped(line, row):
+        return None
+    other = line.copy()
+    other.remove(row, other.without(row))
+    try:
+        repair_line(other, budget, 40)
+    except Stuck:
+        return None
+    reduce_line(other, budget)
+    return other
 
 
 def _excess(memory: NDArray[np.int64], budget: int) -> int:

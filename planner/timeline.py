@@ -7,7 +7,7 @@ microseconds, where pricing the whole order takes milliseconds.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 
 import numpy as np
@@ -180,6 +180,28 @@ class Timeline:
         read = self.read[v]
         return read[bisect_left(read, row)]
 
-    def insert(self, at: int, ops: Sequence[int]) -> None:
-        """Runs `ops` again right before row `at`."""
-        self.load([o for o in (*self.rows[:at], *ops, *self.rows[at:]) if o >= 0])
+    def insert(self, at: int, ops: Sequence[int], memory: NDArray[np.int64]) -> None:
+        """Runs `ops` again right before row `at`; `memory` is what `with_runs` gave."""
+        k = len(ops)
+        for events in (*self.made.values(), *self.read.values()):
+            i = bisect_left(events, at)
+            if i < len(events):
+                events[i:] = [row + k for row in events[i:]]
+        self.first = {o: row + k if row >= at else row for o, row in self.first.items()}
+        self.rows[at:at] = ops
+        self.memory = memory
+        for row, o in enumerate(ops, at):
+            for v in self.instance.makes[o]:
+                insort(self.made[v], row)
+            for v in self._reads(o, False):
+                insort(self.read.setdefault(v, []), row)
+
+    def copy(self) -> Timeline:
+        """A copy that shares nothing that edits change."""
+        other = Timeline.__new__(Timeline)
+        other.instance = self.instance
+        other.rows, other.memory = self.rows[:], self.memory
+        other.made = {v: rows[:] for v, rows in self.made.items()}
+        other.read = {v: rows[:] for v, rows in self.read.items()}
+        other.first = dict(self.first)
+        return other
