@@ -9,6 +9,7 @@ from torch import fx
 
 from tracer import cost_cache, measured
 from tracer.costs import OperationCost, signature
+from tracer.errors import PlannerError
 from tracer.hardware import HardwareProfile, load_profile
 from tracer.measured import MeasuredCosts
 from tracer.roofline import RooflineCosts, moved_bytes
@@ -241,6 +242,15 @@ def test_measuring_works_inside_a_fake_mode():
     with FakeTensorMode():
         assert cost(node).time_ns > 0
     assert torch.equal(torch.rand(4), expected)
+
+
+def test_a_running_profiler_is_not_disturbed():
+    node = call(aten.exp.default, torch.rand(64))
+    with torch.autograd.profiler.profile() as profiler:
+        with pytest.raises(PlannerError, match="while a torch profiler records"):
+            quick().prepare([node])
+        torch.rand(4).exp()
+    assert "aten::exp" in {e.name for e in profiler.function_events}
 
 
 def test_each_signature_is_measured_once_and_progress_is_told():

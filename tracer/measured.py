@@ -25,12 +25,13 @@ from tracer.costs import (
     target_name,
     tensors_in,
 )
+from tracer.errors import PlannerError
 from tracer.hardware import available_bytes, measured_profile
 from tracer.probe import Probe, probe_for, settled_time_ns
 from tracer.roofline import RooflineCosts, moved_bytes
 from tracer.smaller import smaller_call
 from tracer.synthetic import make_arguments
-from tracer.torch_private import plain_eager, storage_key
+from tracer.torch_private import plain_eager, profiler_running, storage_key
 
 
 class MeasuredCosts:
@@ -98,6 +99,11 @@ class MeasuredCosts:
 
     def _measure_all(self, wanted: Mapping[str, fx.Node], progress: Progress | None) -> None:
         cuda = self.device.type == "cuda"
+        if not cuda and profiler_running():
+            raise PlannerError(
+                "operations cannot be measured while a torch profiler records; plan before it "
+                "starts, or from hardware="
+            )
         with plain_eager(), torch.random.fork_rng([self.device] if cuda else []):
             torch.manual_seed(0)
             self._probe = probe_for(self.device)

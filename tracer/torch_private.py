@@ -156,3 +156,11 @@ def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     return [tensor]
+
+
+def profiler_running() -> bool:
+    """Whether a profiler records this thread: a second one would end the first without a word.
+
+    Relies on `torch._C._autograd._profiler_enabled`.
+    """
+    return bool(torch._C._autograd._profiler_enabled())
