@@ -64,17 +64,17 @@ class _Run:
         while uses and uses[-1] <= o:
             uses.pop()
         self.next_use[v] = uses[-1] if uses else math.inf
-        producer = self.instance.producer[v]
-        if not uses and not self._evictable(v) and not self.instance.held[v]:
-            # Only values that can come back are left to eviction; what cannot is needed as long as
-            # something that reads it can run again, which ends with the last run in `_compute`.
-            if producer < 0 or producer >= self.instance.boundary:
-                self._drop(v)
+        if not uses and not self.instance.held[v] and not self._forward(v):
+            self._drop(v)  # what forward made may be needed to make evicted values again
+
+    def _forward(self, v: int) -> bool:
+        return 0 <= self.instance.producer[v] < self.instance.boundary
 
     def _evictable(self, v: int) -> bool:
-        o = self.instance.producer[v]
-        return 0 <= o < self.instance.boundary and (
-            self.instance.again[o] and not self.instance.held[v]
+        return (
+            self._forward(v)
+            and self.instance.again[self.instance.producer[v]]
+            and not self.instance.held[v]
         )
 
     def _hold(self, v: int) -> None:
@@ -107,9 +107,7 @@ class _Run:
                 stack.append((op, True))
             for v in inst.reads[op]:
                 self.locks[v] += 1
-            missing = dict.fromkeys(
-                inst.producer[v] for v in inst.reads[op] if v not in self.there
-            )
+            missing = dict.fromkeys(inst.producer[v] for v in inst.reads[op] if v not in self.there)
             stack += [(m, False) for m in missing]
 
     def _settled(self, v: int) -> bool:

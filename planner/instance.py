@@ -1,7 +1,8 @@
 """A problem in plain ints and lists, and the fast price of an order of operations.
 
-Solvers price many thousand orders. `Instance.profile` gives the same numbers as `Schedule.from_order`
-followed by the simulator, without making the steps; a test holds the two together.
+Solvers price many thousand orders. `Instance.profile` gives the same numbers as
+`Schedule.from_order` followed by the simulator, without making the steps; a test holds the two
+together.
 """
 
 from __future__ import annotations
@@ -47,8 +48,7 @@ class Instance:
         self.held = [v.kind in held for v in graph.values]
         self.consumers = graph.consumers
         self.again = [
-            op.recomputable and not problem.keep.intersection(op.outputs)
-            for op in graph.operations
+            op.recomputable and not problem.keep.intersection(op.outputs) for op in graph.operations
         ]
         self.dropped = frozenset(
             v
@@ -66,7 +66,7 @@ class Instance:
         return {order[position]: list(values) for position, values in found.items()}
 
     def is_choice(self, v: int) -> bool:
-        """Whether it is for a solver to decide how long `v` is held: forward made, not handed out."""
+        """Whether a solver decides how long `v` is held: made by forward, not handed out."""
         return 0 <= self.producer[v] < self.boundary and not self.held[v]
 
     def time_of(self, order: Sequence[int]) -> int:
@@ -89,6 +89,18 @@ class Instance:
             result.append(current + change[-1])
         return result
 
+    def obeys(self, order: Sequence[int]) -> bool:
+        """Whether an order holds none of `dropped` at the boundary, and repeats what it may."""
+        first, boundary = self._first_runs(order)
+        if any(not self.again[o] for position, o in enumerate(order) if first[o] != position):
+            return False
+        waiting = set(self.dropped)
+        for o in order[boundary:]:
+            if waiting.intersection(self.reads[o]):
+                return False
+            waiting.difference_update(self.makes[o])
+        return True
+
     def changes(self, order: Sequence[int]) -> tuple[list[int], list[int]]:
         """(change of the bytes held at each position, bytes held only while it runs).
 
@@ -96,13 +108,7 @@ class Instance:
         """
         size, held = self.size, self.held
         total = len(order)
-        first: dict[int, int] = {}
-        boundary = 0
-        for position, o in enumerate(order):
-            if o not in first:
-                first[o] = position
-                if o < self.boundary:
-                    boundary = position + 1
+        first, boundary = self._first_runs(order)
         change = [0] * (total + 1)
         extra = [0] * total
         last = [-1] * len(size)
@@ -111,23 +117,17 @@ class Instance:
             once = first[o] == position
             extra[position] = self.workspace[o]
             s = self.state[o]
-            made = self.makes[o] if s < 0 or not once else [*self.makes[o], s]
-            for v in made:
+            for v in self.makes[o] if s < 0 or not once else (*self.makes[o], s):
                 if held[v]:
-                    if once:
-                        change[position] += size[v]
-                    else:
-                        extra[position] += size[v]
+                    (change if once else extra)[position] += size[v]
                     continue
                 end = last[v] if last[v] >= 0 else position
                 change[position] += size[v]
                 change[end + 1] -= size[v]
                 last[v] = -1
-            for v in self.reads[o]:
+            for v in self.reads[o] if s < 0 or once else (*self.reads[o], s):
                 if last[v] < 0:
                     last[v] = position
-            if s >= 0 and not once and last[s] < 0:
-                last[s] = position
         for v in self.tangents:
             change[boundary] += size[v]
             if last[v] >= 0:
@@ -135,3 +135,14 @@ class Instance:
         for o, values in self.released.items():
             change[first[o] + 1] -= sum(size[v] for v in values)
         return change, extra
+
+    def _first_runs(self, order: Sequence[int]) -> tuple[dict[int, int], int]:
+        """(position of each operation's first run, position of the boundary)."""
+        first: dict[int, int] = {}
+        boundary = 0
+        for position, o in enumerate(order):
+            if o not in first:
+                first[o] = position
+                if o < self.boundary:
+                    boundary = position + 1
+        return first, boundary

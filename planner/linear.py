@@ -45,6 +45,9 @@ class Limits:
     seconds: float = INFINITY
 
 
+NO_LIMITS = Limits()
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a solver says about a program.
@@ -119,7 +122,7 @@ class Program:
 
     def solve(
         self,
-        limits: Limits = Limits(),
+        limits: Limits = NO_LIMITS,
         *,
         relaxed: bool = False,
         start: dict[int, float] | None = None,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from planner.eviction import OutOfMemory, greedy_order
 from planner.instance import Instance
+from planner.oracle import TINY, least_peak_order
 from planner.orders import lazy_order
 from planner.problem import Problem
 from planner.staged_program import base_memory
@@ -28,28 +29,32 @@ def minimum_peak(
 def least_peak(instance: Instance) -> tuple[int, tuple[int, ...]]:
     """Climbs from what no schedule can avoid to where greedy eviction succeeds, then bisects.
 
-    Often the first try succeeds, and the peak is then the least of all schedules.
+    Often the first try succeeds, and the peak is then the least of all schedules. For tiny graphs
+    it always is.
     """
+    if instance.count <= TINY:
+        order = least_peak_order(instance)
+        return instance.peak(order), order
     best = _unbounded(instance)
     peak = instance.peak(best)
     low = unavoidable_peak(instance)
     step = max(1, (peak - low) // 1024)
     high = low
     while high < peak:
-        order = _within(instance, high)
-        if order is not None:
-            best, peak = order, instance.peak(order)
+        fitting = _within(instance, high)
+        if fitting is not None:
+            best, peak = fitting, instance.peak(fitting)
             break
         low, high, step = high + 1, high + step, 2 * step
     for _ in range(REFINEMENTS):
         if low >= peak:
             break
         middle = (low + peak) // 2
-        order = _within(instance, middle)
-        if order is None:
+        fitting = _within(instance, middle)
+        if fitting is None:
             low = middle + 1
         else:
-            best, peak = order, instance.peak(order)
+            best, peak = fitting, instance.peak(fitting)
     return peak, best
 
 
@@ -108,8 +113,9 @@ def limiting(
     at = schedule.steps[step]
     if isinstance(at, Compute):
         op = graph.operations[at.op]
-        rows.append((f"workspace of {op.name} ({op.target}) in {op.module or 'model'}",
-                     op.workspace))
+        rows.append(
+            (f"workspace of {op.name} ({op.target}) in {op.module or 'model'}", op.workspace)
+        )
     for v in held:
         value = graph.values[v]
         module = "" if value.producer is None else graph.operations[value.producer].module

@@ -28,6 +28,7 @@ def lazy_order(instance: Instance, saved: Collection[int]) -> list[int]:
 
 
 def held_at_boundary(instance: Instance, saved: Collection[int]) -> set[int]:
+    """What is there after the boundary if `saved` is: also what cannot be made again."""
     there = set(saved)
     for v, o in enumerate(instance.producer):
         if o < 0 or not instance.again[o] or instance.held[v]:
@@ -84,9 +85,7 @@ def _only(
 ) -> set[int]:
     """Makes the wanted values, as far as they were made before `t`, and drops all others."""
     made = sorted(
-        v
-        for v in wanted
-        if instance.producer[v] < t and v != instance.state[instance.producer[v]]
+        v for v in wanted if instance.producer[v] < t and v != instance.state[instance.producer[v]]
     )
     make_available(instance, made, there, order)
     return held_at_boundary(instance, made)

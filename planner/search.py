@@ -96,15 +96,16 @@ def repair_line(line: Timeline, budget: int, steps: int) -> None:
     raise Stuck
 
 
-def improve_order(
-    instance: Instance, order: Sequence[int], budget: int, tries: int
-) -> list[int]:
+def improve_order(instance: Instance, order: Sequence[int], work: int) -> list[int]:
     """Takes out one second run at a time, evicts something else for it, keeps what is faster.
 
-    `tries` bounds the work; expensive runs come first.
+    `work` bounds the number of exchanges tried, times the length of the order; expensive runs come
+    first.
     """
+    budget = instance.budget
     line = Timeline(instance, order)
     reduce_line(line, budget)
+    tries = max(4, work // max(1, len(order)))
     best = instance.time_of(line.order)
     failed: set[int] = set()
     while tries > 0:

@@ -10,7 +10,7 @@ b_{o,i}, operation o runs again after moment i at all.
     minimise   sum time_o r_{o,i}
     kept:      a_{v,i} <= a_{v,i-1} + r_{producer(v),i}      unless v is first made in interval i
     inputs:    r_{o,i} <= a_{u,i-1} + r_{producer(u),i}      for each input u of o (and its state)
-    read:      1 <= a_{v,i-1} + r_{producer(v),i}            for v that first runs read in interval i
+    read:      1 <= a_{v,i-1} + r_{producer(v),i}            for v read by first runs in interval i
     now:       a_{v,i} = 1 for what t touches at (t, t); >= r_{o,i} for what o touches at (t, o)
     memory:    base_i + sum size_v a_{v,i} + workspace_o r_{o,i} <= budget
     after:     b_{o,i} <= sum of r_{o,j} over j > i;  b_{o,i} <= a_{u,i} + b_{producer(u),i};
@@ -42,13 +42,14 @@ class StagedProgram:
     Attributes:
         moments: in order, the boundary among them.
         held: for each moment the column of each value.
-        memory: for each moment its memory row.
+        memory: for each moment its memory row; `unit`: bytes that one of them counts as one.
     """
 
     program: Program
     moments: tuple[Moment, ...]
     held: list[dict[int, int]]
     memory: list[int]
+    unit: float
 
 
 def staged_program(
@@ -85,7 +86,7 @@ class _Builder:
             self._interval_rows(i)
         memory = [self._memory_row(i) for i in range(count)]
         self._after_rows()
-        return StagedProgram(self.program, self.moments, self.held, memory)
+        return StagedProgram(self.program, self.moments, self.held, memory, self.unit)
 
     def _reads_by_interval(self) -> list[set[int]]:
         """Values that first runs read in each interval, the one at its moment included."""
@@ -103,8 +104,10 @@ class _Builder:
         if hops is None:
             everything = {o for o in range(inst.boundary) if inst.again[o]}
             return [set()] + [everything] * (count - 1)
-        near = [self._near(values, hops) if i > self.at_boundary else set()
-                for i, values in enumerate(self.reads)]
+        near = [
+            self._near(values, hops) if i > self.at_boundary else set()
+            for i, values in enumerate(self.reads)
+        ]
         near.append(set())
         # What the next interval needs may be made in this one.
         return [near[i] | near[i + 1] if i > self.at_boundary else set() for i in range(count)]
@@ -221,12 +224,12 @@ class _Builder:
                 self.program.row(f"after_{o}_{i}", terms, lower=0.0)
             for o, column in after.items():
                 for u in self._inputs(o) if self._ran(o, i + 1) else ():
-                    self._after_row(f"after_{o}_{u}_{i}", self._after_ways(u, i, after), column,
-                                    known)
+                    self._after_row(
+                        f"after_{o}_{u}_{i}", self._after_ways(u, i, after), column, known
+                    )
             for v in sorted(reads):
                 if self._ran(self.instance.producer[v], i + 1):
-                    self._after_row(f"after_read_{v}_{i}", self._after_ways(v, i, after), -1,
-                                    known)
+                    self._after_row(f"after_read_{v}_{i}", self._after_ways(v, i, after), -1, known)
 
     def _after_ways(self, v: int, i: int, after: dict[int, int]) -> tuple[int, ...]:
         ways = [self.held[i][v]] if v in self.held[i] else []

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.bounds import safe_floor, solve_boundary
+from planner.bounds import lower_bound
+from planner.eviction import OutOfMemory, greedy_order
 from planner.instance import Instance
-from planner.linear import Limits, ProgramError
+from planner.linear import ProgramError
 from planner.minimum import infeasible, least_peak
+from planner.oracle import TINY
 from planner.problem import Problem, Solution
-from planner.solvers import chain, greedy, staged
-from planner.staged_program import staged_program
+from planner.search import improve_order, reduce_order
+from planner.solvers import exhaustive, staged
+from planner.solvers.chain import chain_order
 from runtime.schedule import save_all_order
-from tracer.errors import InfeasibleBudget
 
-_CLOSE = 2e-3  # gap, as a fraction of the step, that needs no second opinion
-_BOUND_MOMENTS = 8
-_BOUND_COLUMNS = 150_000  # larger programs take too long for what they add to the bound
+CLOSE = 2e-3  # gap, as a fraction of the step, that needs no second opinion
+TRIES = 200_000  # exchanges tried on the best order, times its length
 
 
 def solve(problem: Problem, *, time_limit: float) -> Solution:
-    """Nothing to do if all fits; else the staged program, and where that leaves a gap the chain.
+    """Nothing to do if all fits; else the staged program, and where that leaves a gap the others.
 
     The work is bounded by counts, not by the clock, so that every process finds the same plan.
     """
@@ -28,47 +29,44 @@ def solve(problem: Problem, *, time_limit: float) -> Solution:
     nothing = save_all_order(problem.graph)
     if not instance.dropped and instance.peak(nothing) <= problem.budget_bytes:
         return Solution(nothing, problem.graph.time_ns, exact=True, winner="save_all")
-    found = staged.search(instance)
-    bound = _bound(instance, found)
-    best: Solution | None = None
-    if found.order:
-        best = Solution(found.order, winner="staged")
-    if best is None or instance.time_of(best.order) - bound > _CLOSE * problem.graph.time_ns:
-        for other in _others(problem, time_limit, tight=best is None):
-            if best is None or instance.time_of(other.order) < instance.time_of(best.order):
-                best = other
-    if best is None:
+    least, least_order = least_peak(instance)
+    if problem.budget_bytes < least:
         raise infeasible(instance, problem.budget_bytes)
-    time = instance.time_of(best.order)
-    return Solution(best.order, min(bound, time), bound >= time, best.winner)
+    if instance.count <= TINY:
+        return exhaustive.solve(problem, time_limit=time_limit)
+    return _combined(instance, least_order)
 
 
-def _others(problem: Problem, time_limit: float, *, tight: bool) -> Iterator[Solution]:
-    for name, solver in (("chain", chain.solve), ("greedy", greedy.solve)):
-        try:
-            found = solver(problem, time_limit=time_limit)
-        except InfeasibleBudget:
-            continue
-        yield Solution(found.order, winner=name)
-    if tight:
-        peak, order = least_peak(Instance(problem))
-        if peak <= problem.budget_bytes:
-            yield Solution(order, winner="least peak")
-
-
-def _bound(instance: Instance, found: staged.Found) -> int:
-    """The better of the boundary program's bound and that of the staged program, relaxed."""
-    base = instance.graph.time_ns
-    bounds = [base]
+def _combined(instance: Instance, least_order: tuple[int, ...]) -> Solution:
+    found = staged.search(instance)
     try:
-        bounds.append(
-            solve_boundary(instance, instance.budget, Limits(1e-4, nodes=1000)).bound_ns
-        )
-        moments = sorted(found.binding[:_BOUND_MOMENTS])
-        program = staged_program(instance, instance.budget, moments, None).program
-        if len(program.cost) <= _BOUND_COLUMNS:
-            bounds.append(base + safe_floor(program.solve(relaxed=True)))
+        bound = lower_bound(instance, instance.budget, found.binding)
     except ProgramError as error:
-        if error.infeasible:
-            raise infeasible(instance, instance.budget) from error
-    return max(bounds)
+        raise infeasible(instance, instance.budget) from error
+    orders = {"staged": found.order} if found.order else {}
+    close = bound + CLOSE * instance.graph.time_ns
+    if not found.order or found.time_ns > close:
+        orders |= dict(_others(instance, least_order))
+    name, order = min(orders.items(), key=lambda pair: instance.time_of(pair[1]))
+    if instance.time_of(order) > close:
+        order = tuple(improve_order(instance, order, TRIES))
+    time = instance.time_of(order)
+    return Solution(order, min(bound, time), bound >= time, name)
+
+
+def _others(
+    instance: Instance, least_order: tuple[int, ...]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Orders within the budget by other rules; the one of least peak always is."""
+    budget = instance.budget
+    yield "least peak", tuple(reduce_order(instance, least_order, budget))
+    chained = chain_order(instance, budget)
+    if chained is not None:
+        yield "chain", tuple(chained)
+    for fresh in (1, 8, 32):
+        try:
+            order = greedy_order(instance, budget, fresh)
+        except OutOfMemory:
+            continue
+        if instance.peak(order) <= budget:
+            yield f"greedy {fresh}", tuple(reduce_order(instance, order, budget))

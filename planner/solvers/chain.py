@@ -73,7 +73,7 @@ def _orders(chain: Prepared, budget: int) -> Iterator[list[int]]:
             return
         peak = instance.peak(order)
         fitting = order if peak <= budget else repair_order(instance, order, budget)
-        if fitting is not None:
+        if fitting is not None and instance.obeys(fitting):
             yield reduce_order(instance, fitting, budget)
         if peak <= budget:
             return

@@ -9,14 +9,18 @@ as an integer one in which the columns that came out whole are fixed (RENS, Bert
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 
+import numpy as np
+
 from planner.instance import Instance
-from planner.linear import Answer, Limits, ProgramError, memory_unit
+from planner.linear import Answer, Limits, Program, ProgramError
 from planner.minimum import infeasible
 from planner.orders import staged_order
 from planner.problem import Problem, Solution
-from planner.search import Stuck, reduce_line, repair_line
+from planner.search import Stuck, improve_order, reduce_line, repair_line
 from planner.staged_program import Moment, StagedProgram, staged_program
 from planner.timeline import Timeline
 
@@ -26,6 +30,8 @@ MOMENTS = 8_000  # most moments added in one round, times forward operations
 APART = 6  # least distance of moments added in one round, in backward operations
 CLOSE = 1e-3  # gap, as a fraction of the step, at which to stop
 NODES = 20
+TIGHTER = (0.003, 0.01)  # shares of the budget taken off before columns are fixed
+TRIES = 60_000  # exchanges tried after each round, times operations
 REPAIRS = 600  # evictions in one repair
 COLUMNS = 60_000  # larger programs take too long
 WHOLE = 14_000  # most columns of an integer program in which only the ones are fixed
@@ -76,6 +82,8 @@ def search(instance: Instance) -> Found:
             break
         found.binding = _binding(instance, staged, relaxed)
         order = _orders(instance, staged, relaxed, found)
+        if found.order and moments:
+            found.consider(instance, improve_order(instance, found.order, TRIES))
         target = instance.graph.time_ns * (1 + CLOSE) + relaxed.bound
         new = violated(instance, order, moments)
         if not new or (found.order and found.time_ns <= target):
@@ -97,45 +105,48 @@ def _orders(instance: Instance, staged: StagedProgram, relaxed: Answer, found: F
 
 
 def _integer(staged: StagedProgram, relaxed: Answer, instance: Instance) -> Iterator[Answer]:
-    """The integer answer with columns fixed that are whole in a linear one.
+    """The integer answer with columns fixed that are whole in a linear one, if there is one.
 
-    That of the program itself often leaves no room for the rest; those of slightly smaller budgets
-    do. If all fail, only the ones are fixed.
+    The whole columns of the program itself often leave no room for the rest; those of slightly
+    smaller budgets do. If they fail too, only the ones are fixed.
     """
-    program = staged.program
-    lower, upper, row_upper = program.lower, program.upper, program.row_upper
     limits = Limits(slack=CLOSE / 2 * instance.graph.time_ns, nodes=NODES)
-    try:
-        for share in (0.003, 0.01, None):
-            if share is None and len(program.cost) > WHOLE:
-                return
-            program.row_upper = row_upper[:]
-            for row in staged.memory if share else ():
-                program.row_upper[row] -= share * instance.budget / memory_unit(instance.budget)
-            try:
-                linear = program.solve(relaxed=True) if share else relaxed
-                program.row_upper = row_upper
-                program.lower = [
-                    1.0 if x > 1 - 1e-6 else low for x, low in zip(linear.values, lower)
-                ]
-                if share:
-                    program.upper = [low if x < 1e-6 else up
-                                     for x, low, up in zip(linear.values, lower, upper)]
-                answer = program.solve(limits)
-            except ProgramError:
-                continue
-            finally:
-                program.lower, program.upper, program.row_upper = lower, upper, row_upper
-            if answer.values:
-                yield answer
-                return
-    finally:
-        program.row_upper = row_upper
+    program = staged.program
+    for share in TIGHTER:
+        try:
+            linear = _tighter(staged, share * instance.budget).solve(relaxed=True)
+            answer = _fixed(program, linear, zeros=True).solve(limits)
+        except ProgramError:
+            continue
+        if answer.values:
+            yield answer
+            return
+    if len(program.cost) <= WHOLE:
+        with suppress(ProgramError):
+            answer = _fixed(program, relaxed, zeros=False).solve(limits)
+            yield from [answer] if answer.values else []
 
 
-def _binding(
-    instance: Instance, staged: StagedProgram, relaxed: Answer
-) -> tuple[Moment, ...]:
+def _tighter(staged: StagedProgram, nbytes: float) -> Program:
+    """The program with less memory at every moment."""
+    program = copy(staged.program)
+    program.row_upper = program.row_upper[:]
+    for row in staged.memory:
+        program.row_upper[row] -= nbytes / staged.unit
+    return program
+
+
+def _fixed(program: Program, answer: Answer, *, zeros: bool) -> Program:
+    """The program with the columns fixed that are one in an answer (and with `zeros`, zero)."""
+    program = copy(program)
+    x, lower, upper = np.array(answer.values), np.array(program.lower), np.array(program.upper)
+    program.lower = np.where(x > 1 - 1e-6, 1.0, lower).tolist()
+    if zeros:
+        program.upper = np.where(x < 1e-6, lower, upper).tolist()
+    return program
+
+
+def _binding(instance: Instance, staged: StagedProgram, relaxed: Answer) -> tuple[Moment, ...]:
     """Moments whose memory row has a price, dearest first."""
     price = {
         m: -relaxed.duals[row]
