@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tracer.residents import optimizer_step_bytes, resident_bytes
 
 from planner.request import Inputs, Request, device_of, free_bytes, reserved_total
 from runtime.execute import BOOKKEEPING_BYTES
@@ -17,6 +16,7 @@ from tracer.extract import StepGraph
 from tracer.graph import ComputationGraph, Kind
 from tracer.hardware import load_profile
 from tracer.measured import MeasuredCosts
+from tracer.residents import optimizer_step_bytes, resident_bytes
 from tracer.roofline import RooflineCosts
 
 
