@@ -269,14 +269,19 @@ def test_what_cannot_run_is_estimated_and_reported():
     assert "no such kernel" in model.unmeasured["cost_tests.broken.default"]
 
 
-def test_what_does_not_fit_is_scaled_from_a_smaller_call(monkeypatch):
+@pytest.mark.parametrize("limit", ["memory", "time"])
+def test_what_is_too_large_is_scaled_from_a_smaller_call(monkeypatch, limit):
     a, b = torch.rand(64, 32), torch.rand(32, 16)
     node = call(aten.mm.default, a, b)
-    needed = a.nbytes + b.nbytes + 2 * 64 * 16 * 4
-    monkeypatch.setattr(measured, "available_bytes", lambda device: needed // 2)
     model = quick()
+    if limit == "memory":
+        half = (a.nbytes + b.nbytes + 2 * 64 * 16 * 4) / 2
+        monkeypatch.setattr(measured, "available_bytes", lambda _: half / measured._SHARE)
+    else:
+        model._estimate = RooflineCosts(device())
+        monkeypatch.setattr(measured, "_LONGEST_NS", model._estimate.cost(node).time_ns // 2)
     assert model.cost(node).time_ns > 0
-    assert "4 times fewer rows" in model.unmeasured["aten.mm.default"]
+    assert "4 times smaller" in model.unmeasured["aten.mm.default"]
 
 
 def test_a_smaller_call_replaces_the_size_wherever_it_stands():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from tracer import cost_cache
+from tracer.clock import undisturbed_ns
 from tracer.errors import UnknownHardware
 from tracer.torch_private import plain_eager
 
@@ -184,15 +184,12 @@ def _launch_ns(device: torch.device) -> float:
 
 
 def _best_seconds(call: Callable[[], object], device: torch.device) -> float:
-    call()
-    times = []
-    for _ in range(5):
-        _finish(device)
-        start = time.perf_counter()
+    def finished() -> None:
         call()
         _finish(device)
-        times.append(time.perf_counter() - start)
-    return max(1e-9, min(times))
+
+    finished()
+    return min(undisturbed_ns(finished) for _ in range(5)) / 1e9
 
 
 def _finish(device: torch.device) -> None:

@@ -33,6 +33,9 @@ from tracer.smaller import smaller_call
 from tracer.synthetic import make_arguments
 from tracer.torch_private import plain_eager, profiler_running, storage_key
 
+_SHARE = 0.7  # of the free memory that a call may fill
+_LONGEST_NS = 5_000_000_000  # a call that is estimated to take longer is run in a smaller size
+
 
 class MeasuredCosts:
     """A `CostModel` that runs what it is asked about.
@@ -118,7 +121,7 @@ class MeasuredCosts:
                     torch.cuda.empty_cache()
 
     def _measure(self, key: str, node: fx.Node) -> None:
-        if self._needed_bytes(node) > available_bytes(self.device):
+        if self._too_large(node):
             self._scale(key, node)
             return
         failures = []
@@ -158,29 +161,30 @@ class MeasuredCosts:
 
     def _scale(self, key: str, node: fx.Node) -> None:
         """Runs a smaller call, and scales its cost by what the roofline says of both."""
-        factor, free = 2, available_bytes(self.device)
         name, estimate = target_name(node), self._estimate.cost(node)
         try:
-            small = smaller_call(node, factor)
-            while self._needed_bytes(small) > free:
+            factor = 2
+            while self._too_large(small := smaller_call(node, factor)):
                 factor *= 2
-                small = smaller_call(node, factor)
             measured = self._run(small)
-        except Exception as error:
+        except Exception as error:  # no smaller call, or one that does not run
             self._estimated[key] = estimate
-            self._unmeasured[name] = f"estimated, since it does not fit into memory: {error}"
+            self._unmeasured[name] = f"estimated, since it is too large to run here: {error}"
             return
         longer = estimate.time_ns / self._estimate.cost(small).time_ns
         larger = moved_bytes(node) / moved_bytes(small)
         self._estimated[key] = OperationCost(
             round(measured.time_ns * longer), round(measured.workspace * larger)
         )
-        self._unmeasured[name] = f"scaled from a call with {factor} times fewer rows, which fits"
+        self._unmeasured[name] = f"scaled from a call {factor} times smaller, which can be run here"
 
-    def _needed_bytes(self, node: fx.Node) -> int:
-        """Inputs, and results twice: kernels may need as much again."""
-        inputs = sum(map(storage_bytes, input_tensors(node)))
-        return inputs + 2 * sum(map(storage_bytes, output_tensors(node)))
+    def _too_large(self, node: fx.Node) -> bool:
+        """For the free memory (inputs, and results twice), or for anybody's patience."""
+        needed = sum(map(storage_bytes, input_tensors(node)))
+        needed += 2 * sum(map(storage_bytes, output_tensors(node)))
+        if needed > _SHARE * available_bytes(self.device):
+            return True
+        return self._estimate.cost(node).time_ns > _LONGEST_NS
 
     @cached_property
     def _estimate(self) -> RooflineCosts:

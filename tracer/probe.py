@@ -8,7 +8,6 @@ result meets fresh pages, which must be faulted in).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import statistics
 import time
@@ -18,6 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.profiler import profile
 from torch.profiler import DeviceType
+
+from tracer.clock import undisturbed_ns
 
 Call = Callable[[], Any]
 
@@ -45,15 +46,7 @@ class CpuProbe:
 
     def time_ns(self, call: Call) -> int:
         self._sweep.add_(1)
-        before, cpu_start = _waited_ns(), time.thread_time_ns()
-        start = time.perf_counter_ns()
-        call()
-        elapsed = time.perf_counter_ns() - start
-        on_cpu, after = time.thread_time_ns() - cpu_start, _waited_ns()
-        # Threads share the work and wait for the last of them, so the longest wait for a core is
-        # what other processes added: unless it fell between the readings and the call.
-        waited = max((after[t] - before.get(t, 0) for t in after), default=0)
-        return max(elapsed - waited, min(elapsed, on_cpu))
+        return undisturbed_ns(call)
 
     def peak_bytes(self, call: Call) -> tuple[Any, int]:
         # Kineto reads this at its first use; without it each start and stop prints a line.
@@ -101,19 +94,6 @@ class CudaProbe:
         result = call()
         torch.cuda.synchronize(self._device)
         return result, torch.cuda.max_memory_allocated(self._device) - before
-
-
-def _waited_ns() -> dict[str, int]:
-    """For each thread of this process how long it could have run but another one had the core.
-
-    Empty where the system does not tell (it is the second number in Linux's schedstat).
-    """
-    waited = {}
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for thread in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{thread}/schedstat") as file:
-                waited[thread] = int(file.read().split()[1])
-    return waited
 
 
 def probe_for(device: torch.device) -> Probe:
