@@ -49,6 +49,28 @@ def assert_same(one: nn.Module, other: nn.Module) -> None:
         assert torch.equal(b, c), name
 
 
+# One bias gradient of the U-Net is summed over a tensor of other strides in torch's traced backward
+# than in eager, with or without recomputation: they differ in the last bit.
+OTHER_KERNEL = ("unet",)
+
+
+def equals_unrecomputed(model: nn.Module, batch: Any, wide: Plan, made: Plan) -> bool:
+    """Whether the plan's gradients equal those of the same program without recomputation."""
+    results = []
+    for each in (wide, made):
+        each.apply()
+        model.zero_grad(set_to_none=True)
+        loss_of(model(**batch)).backward()
+        results.append(gradients(model))
+        each.remove()
+    model.zero_grad(set_to_none=True)
+    one, other = results
+    return all(
+        other[n] is g or same(g, other[n])  # both None: a parameter that the loss does not use
+        for n, g in one.items()
+    )
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_bitwise_and_within_budget(name: str) -> None:
     """Three budgets: everything equals plain eager, and the measured peak keeps to the budget."""
@@ -63,7 +85,9 @@ def test_bitwise_and_within_budget(name: str) -> None:
         made = plan(model, batch, budget_gb=budget / GB)
         assert isinstance(made, Plan)
         check = made.verify(batch)
-        assert check.bitwise, check
+        assert check.bitwise or name in OTHER_KERNEL, check
+        assert max(difference for difference, _ in check.worst.values()) < 1e-9, check
+        assert equals_unrecomputed(model, batch, wide, made)
         assert check.within_budget, check
         assert abs(check.planned.peak_bytes / made.peak_bytes - 1) < 0.03, check
         assert made.lower_bound <= made.overhead + 1e-12
@@ -259,6 +283,9 @@ def test_another_shape_is_planned_within_the_budget() -> None:
     made.apply()
     for rows in (512, 96, 512):
         y = torch.randn(rows, 64)
+        for each in (model, twin):
+            each.zero_grad(set_to_none=True)
+        train(model, y)  # planned here: costs cannot be measured while a profiler records
         for each in (model, twin):
             each.zero_grad(set_to_none=True)
         step = partial(train, model, y)

@@ -188,14 +188,13 @@ class _Builder:
         """
         tangents = [t for i, t in enumerate(self.joint.tangents) if i not in absent]
         held = sum(_storage_bytes(v) for t in tangents if not _is_scalar(t) for v in tensors_of(t))
-        if held:
-            index = len(self.operations)
-            self.operations.append(
-                Operation(
-                    index, "loss", "the caller's loss", Phase.BACKWARD, (), (), 0, 3 * held, False
-                )
+        index = len(self.operations)  # there in every pattern: operations keep their numbers
+        self.operations.append(
+            Operation(
+                index, "loss", "the caller's loss", Phase.BACKWARD, (), (), 0, 3 * held, False
             )
-            op_nodes.append(None)
+        )
+        op_nodes.append(None)
 
     def _operation(self, node: fx.Node) -> None:
         index = len(self.operations)
