@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -129,3 +130,9 @@ def test_the_environment_tells_threads_and_allocators_apart(monkeypatch):
     assert before["torch"] == torch.__version__ and "threads" in before
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
     assert cost_cache.environment(torch.device("cpu")) != before
+
+
+def test_the_environment_tells_how_float32_is_computed():
+    usual, changed = SimpleNamespace(fp32_precision="none"), SimpleNamespace(fp32_precision="bf16")
+    assert cost_cache._precision(usual, usual) == {}
+    assert cost_cache._precision(changed, usual) == {"float32": "bf16/none"}

@@ -61,13 +61,21 @@ def cache_folder() -> Path:
 def environment(device: torch.device) -> Environment:
     """What a cost measured on this device, in this process, depends on besides the call."""
     found = {"format": str(_FORMAT), "torch": torch.__version__}
+    if torch.are_deterministic_algorithms_enabled():
+        found["deterministic"] = "yes"
+    backends: Any = torch.backends
     if device.type == "cuda":
         found |= {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
-        matmul: Any = torch.backends.cuda.matmul
-        found["float32"] = str(matmul.fp32_precision)
-        return found
+        return found | _precision(backends.cuda.matmul, backends.cudnn.conv)
     found |= {"device": _cpu_name(), "threads": str(torch.get_num_threads())}
+    found |= _precision(backends.mkldnn.matmul, backends.mkldnn.conv)
     return found | {n: os.environ[n] for n in _ALLOCATOR_VARIABLES if os.environ.get(n)}
+
+
+def _precision(*switches: Any) -> dict[str, str]:
+    """How float32 is computed, where that is not the default."""
+    chosen = [str(s.fp32_precision) for s in switches]
+    return {"float32": "/".join(chosen)} if set(chosen) - {"none", "ieee"} else {}
 
 
 def load(where: Environment) -> dict[str, OperationCost]:

@@ -40,8 +40,9 @@ _LONGEST_NS = 5_000_000_000  # a call that is estimated to take longer is run in
 class MeasuredCosts:
     """A `CostModel` that runs what it is asked about.
 
-    A call that cannot be run on made-up arguments, or does not fit into the free memory, is
-    estimated and listed in `unmeasured`.
+    A call that cannot be run on made-up arguments, does not fit into the free memory, or would take
+    more than five seconds is estimated and listed in `unmeasured`. On CUDA, torch's statistics of
+    peak memory start anew.
 
     Args:
         device: where to run; CUDA if there is one, else the CPU.
@@ -49,6 +50,10 @@ class MeasuredCosts:
         seconds: about the most time spent on timing one signature (a call that takes longer is
             timed twice).
         relative_error: standard error of a time at which timing stops earlier.
+
+    Raises:
+        PlannerError: from `prepare` and `cost`, while a torch profiler records on the CPU.
+        ValueError: likewise, for a device that is neither CPU nor CUDA.
     """
 
     def __init__(
