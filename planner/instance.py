@@ -50,10 +50,11 @@ class Instance:
         self.again = [
             op.recomputable and not problem.keep.intersection(op.outputs) for op in graph.operations
         ]
+        made = {v for op in graph.operations for v in op.outputs}  # states left out
         self.dropped = frozenset(
             v
             for v in problem.recompute
-            if self.producer[v] >= 0 and self.again[self.producer[v]] and not self.held[v]
+            if v in made and self.again[self.producer[v]] and not self.held[v]
         )
         self.released = self._releases()
 

@@ -134,11 +134,19 @@ class Program:
         Raises:
             ProgramError: infeasible, or nothing at all was proven within the limits.
         """
+        if not self.cost:  # solvers disagree about programs without columns
+            return self._empty()
         try:
             import highspy
         except ImportError:
             return _solve_cbc(self, limits, relaxed)
         return _solve_highs(highspy, self, limits, relaxed, start or {})
+
+    def _empty(self) -> Answer:
+        bounds = zip(self.row_lower, self.row_upper, strict=True)
+        if any(low > 0 or up < 0 for low, up in bounds):
+            raise ProgramError(f"{self.name}: infeasible", infeasible=True)
+        return Answer((), 0.0, 0.0, True, (0.0,) * len(self.row_names))
 
 
 def _solve_highs(

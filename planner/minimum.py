@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from planner.eviction import OutOfMemory, greedy_order
 from planner.instance import Instance
-from planner.oracle import TINY, least_peak_order
+from planner.oracle import TINY, TooLarge, least_peak_order
 from planner.orders import lazy_order
 from planner.problem import Problem
 from planner.staged_program import base_memory
@@ -32,9 +33,6 @@ def least_peak(instance: Instance) -> tuple[int, tuple[int, ...]]:
     Often the first try succeeds, and the peak is then the least of all schedules. For tiny graphs
     it always is.
     """
-    if instance.count <= TINY:
-        order = least_peak_order(instance)
-        return instance.peak(order), order
     best = _unbounded(instance)
     peak = instance.peak(best)
     low = unavoidable_peak(instance)
@@ -55,7 +53,10 @@ def least_peak(instance: Instance) -> tuple[int, tuple[int, ...]]:
             low = middle + 1
         else:
             best, peak = fitting, instance.peak(fitting)
-    return peak, best
+    if instance.count <= TINY:
+        with suppress(TooLarge):
+            best = least_peak_order(instance, unavoidable_peak(instance), best)
+    return instance.peak(best), best
 
 
 def _unbounded(instance: Instance) -> tuple[int, ...]:

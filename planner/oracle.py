@@ -3,7 +3,8 @@
 Dijkstra's search over states (place, values held). A step goes to the next place, which runs the
 next operation of the given order or passes the boundary, runs an operation again, or lets go of a
 value. Optimal among all schedules that keep the order of first runs, however often they compute
-again, in forward too.
+again, in forward too. Values are let go only where something else does not fit, or when nothing
+can need them any more: to hold more never hurts otherwise.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.instance import Instance
+from planner.staged_program import last_needs
 from tracer.errors import PlannerError
 
-STATES = 400_000
-TINY = 14  # operations up to which the states are few enough to look at all, always
+STATES = 100_000
+TINY = 14  # operations up to which the states are nearly always fewer
 
 State = tuple[int, frozenset[int]]
-Price = tuple[int, int]
 
 
 class TooLarge(PlannerError):
@@ -32,18 +33,28 @@ def optimal_order(instance: Instance) -> tuple[int, ...] | None:
     Raises:
         TooLarge: there are too many states.
     """
-    return _Search(instance, instance.budget, peak_first=False).run()
+    return _Search(instance, instance.budget).run()
 
 
-def least_peak_order(instance: Instance) -> tuple[int, ...]:
-    """The order of least peak, and among those of least time.
+def least_peak_order(instance: Instance, low: int, known: tuple[int, ...]) -> tuple[int, ...]:
+    """An order of least peak; `low` bounds it, `known` is an order to start from.
+
+    A budget at which there is none says what the next one to try is: the least memory of all steps
+    that did not fit.
 
     Raises:
         TooLarge: there are too many states.
     """
-    order = _Search(instance, None, peak_first=True).run()
-    assert order is not None, "without a budget the given order itself is a schedule"
-    return order
+    high = instance.peak(known)
+    while low < high:
+        middle = (low + high) // 2
+        search = _Search(instance, middle)
+        order = search.run()
+        if order is None:
+            low = search.refused
+        else:
+            known, high = order, instance.peak(order)
+    return known
 
 
 @dataclass(frozen=True)
@@ -57,32 +68,37 @@ class _Step:
 
 
 class _Search:
-    def __init__(self, instance: Instance, budget: int | None, *, peak_first: bool) -> None:
+    """Attributes: `refused`, the least memory of all steps that did not fit so far."""
+
+    def __init__(self, instance: Instance, budget: int) -> None:
         self.instance = instance
         self.budget = budget
-        self.peak_first = peak_first
         self.before: dict[State, tuple[State, int]] = {}
         self.last = self._last_reads()
+        self.needed = last_needs(instance)
+        self.refused = 1 << 62
 
     def _last_reads(self) -> dict[int, int]:
         """Last reader of each value that is made once: tangents and backward's temporaries."""
         inst = self.instance
         backward = range(inst.boundary, inst.count)
-        made_once = [*inst.tangents, *(v for o in backward for v in inst.makes[o])]
-        return {
-            v: inst.consumers[v][-1] if inst.consumers[v] else inst.producer[v]
-            for v in made_once
-            if not inst.held[v]
-        }
+        never = 1 << 62  # nobody lets go of a tangent that is not read
+        last = {v: inst.consumers[v][-1] if inst.consumers[v] else never for v in inst.tangents}
+        for o in backward:
+            for v in inst.makes[o]:
+                if not inst.held[v]:
+                    last[v] = inst.consumers[v][-1] if inst.consumers[v] else o
+        return last
 
     def run(self) -> tuple[int, ...] | None:
-        """Dijkstra; prices are (peak, time) or (0, time)."""
+        """Dijkstra by time; a tie goes to the state that is further on."""
         start: State = (0, frozenset())
-        price: dict[State, Price] = {start: (0, 0)}
-        queue: list[tuple[Price, int, int, State]] = [((0, 0), 0, 0, start)]
+        price = {start: 0}
+        queue: list[tuple[int, int, int, State]] = [(0, 0, 0, start)]
         done: set[State] = set()
+        number = 0
         while queue:
-            (peak, time), _, _, state = heapq.heappop(queue)
+            time, _, _, state = heapq.heappop(queue)
             if state in done:
                 continue
             done.add(state)
@@ -90,15 +106,28 @@ class _Search:
                 return self._order(state)
             if len(price) > STATES:
                 raise TooLarge(f"more than {STATES} states")
-            for step in self._steps(state):
-                if self.budget is not None and step.memory > self.budget:
-                    continue
-                new = (max(peak, step.memory) if self.peak_first else 0, time + step.time)
-                if step.after not in price or new < price[step.after]:
+            for step in self._fitting(state):
+                new = time + step.time
+                if new < price.get(step.after, 1 << 62):
                     price[step.after] = new
                     self.before[step.after] = (state, step.op)
-                    heapq.heappush(queue, (new, -step.after[0], len(queue), step.after))
+                    number += 1
+                    heapq.heappush(queue, (new, -step.after[0], number, step.after))
         return None
+
+    def _fitting(self, state: State) -> Iterator[_Step]:
+        """The steps that fit; if one does not, also letting go of any value that is a choice."""
+        place, held = state
+        refused = False
+        for step in self._steps(state):
+            if step.memory <= self.budget:
+                yield step
+            else:
+                refused = True
+                self.refused = min(self.refused, step.memory)
+        for v in held if refused else ():
+            if v not in self.last:
+                yield _Step(-1, (place, held - {v}), 0, 0)
 
     def _order(self, state: State) -> tuple[int, ...]:
         order: list[int] = []
@@ -121,9 +150,6 @@ class _Search:
         inst, (place, held) = self.instance, state
         first = place - (place > inst.boundary)
         current = self._bytes(held, first)
-        for v in held:
-            if v not in self.last:
-                yield _Step(-1, (place, held - {v}), 0, 0)
         if place == inst.boundary:
             arrived = frozenset((held - inst.dropped) | set(inst.tangents))
             yield _Step(-1, (place + 1, arrived), 0, self._bytes(arrived, first))
@@ -145,5 +171,11 @@ class _Search:
             return
         handed = sum(inst.size[v] for v in inst.makes[o] if inst.held[v])
         memory = current + handed + sum(inst.size[v] for v in made) + inst.workspace[o]
-        dead = {v for v in (*reads, *made) if v in self.last and self.last[v] <= o}
-        yield _Step(o, (place, (held | set(made)) - dead), inst.time[o], memory)
+        now = place - (place > inst.boundary)  # first runs from here on
+        after = frozenset(v for v in held.union(made) if not self._dead(v, o, now))
+        if after != held or not again:
+            yield _Step(o, (place, after), inst.time[o], memory)
+
+    def _dead(self, v: int, o: int, now: int) -> bool:
+        """Whether no first run from `now` on can need `v`, now that `o` has run."""
+        return self.last[v] <= o if v in self.last else self.needed[v] < now

@@ -6,10 +6,16 @@ everything that finds orders.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from planner.instance import Instance
+from planner.minimum import unavoidable_peak
+from planner.problem import Problem
+from runtime.schedule import Schedule, save_all_order
+from runtime.simulator import simulate
 from tracer.graph import ComputationGraph, Kind, Operation, Phase, Value
 
 
@@ -324,3 +330,35 @@ def small_graphs(draw: st.DrawFn, max_forward: int = 6, max_backward: int = 5) -
         recent += free
         known += free
     return m.graph(draw(_COSTS), accumulate=draw(st.booleans()))
+
+
+@st.composite
+def small_problems(draw: st.DrawFn, *, wishes: bool = True) -> Problem:
+    """Small graphs at budgets between what no schedule can avoid and what saving all needs, also
+    a little below; with `wishes` sometimes values to keep or to make again."""
+    graph = draw(small_graphs())
+    most = simulate(graph, Schedule.from_order(graph, save_all_order(graph))).peak_bytes
+    least = unavoidable_peak(Instance(Problem(graph, 0)))
+    budget = draw(st.integers(max(0, least - 2), most))
+    index = st.integers(0, len(graph.values) - 1)
+    chosen = st.frozensets(index, max_size=2) if wishes else st.just(frozenset[int]())
+    return Problem(graph, budget, draw(chosen), draw(chosen))
+
+
+def renamed(graph: ComputationGraph, order: Sequence[int]) -> ComputationGraph:
+    """The same graph with other names, and its values numbered in another order."""
+    place = {v: i for i, v in enumerate(order)}
+    operations = tuple(
+        dataclasses.replace(
+            op,
+            name=f"renamed{op.index}",
+            inputs=tuple(place[v] for v in op.inputs),
+            outputs=tuple(place[v] for v in op.outputs),
+            state=None if op.state is None else place[op.state],
+        )
+        for op in graph.operations
+    )
+    values = tuple(
+        dataclasses.replace(graph.values[v], index=i, name=f"value{i}") for i, v in enumerate(order)
+    )
+    return ComputationGraph(operations, values, graph.fixed_bytes, graph.accumulate)

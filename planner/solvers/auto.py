@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from planner.bounds import lower_bound
 from planner.eviction import OutOfMemory, greedy_order
 from planner.instance import Instance
 from planner.linear import ProgramError
 from planner.minimum import infeasible, least_peak
-from planner.oracle import TINY
+from planner.oracle import TINY, TooLarge
 from planner.problem import Problem, Solution
 from planner.search import improve_order, reduce_order
 from planner.solvers import exhaustive, staged
@@ -33,7 +34,8 @@ def solve(problem: Problem, *, time_limit: float) -> Solution:
     if problem.budget_bytes < least:
         raise infeasible(instance, problem.budget_bytes)
     if instance.count <= TINY:
-        return exhaustive.solve(problem, time_limit=time_limit)
+        with suppress(TooLarge):
+            return exhaustive.solve(problem, time_limit=time_limit)
     return _combined(instance, least_order)
 
 
