@@ -13,6 +13,7 @@ check_siblings()  # before anything imports `tracer` or `runtime`
 
 from planner.api import plan
 from planner.cuts import CutPoint
+from planner.frontier import Frontier, FrontierPoint, frontier
 from planner.pending import PendingPlan
 from planner.plan import Plan
 from planner.problem import Problem, Solution
@@ -29,6 +30,8 @@ from tracer.errors import (
 __all__ = [
     "SOLVERS",
     "CutPoint",
+    "Frontier",
+    "FrontierPoint",
     "InfeasibleBudget",
     "InvalidBudget",
     "PendingPlan",
@@ -39,5 +42,6 @@ __all__ = [
     "StalePlan",
     "UnknownHardware",
     "UntraceableModel",
+    "frontier",
     "plan",
 ]

@@ -8,6 +8,7 @@ together.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 from planner.problem import Problem
 from runtime.schedule import deliveries, save_all_order
@@ -57,6 +58,12 @@ class Instance:
             if v in made and self.again[self.producer[v]] and not self.held[v]
         )
         self.released = self._releases()
+
+    def at(self, budget: int) -> Instance:
+        """The same problem within another budget."""
+        other = copy(self)
+        other.budget = budget
+        return other
 
     def _releases(self) -> dict[int, list[int]]:
         """For each operation the gradients that leave right after it (if gradients accumulate)."""

@@ -8,7 +8,7 @@ as an integer one in which the columns that came out whole are fixed (RENS, Bert
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -68,11 +68,16 @@ def solve(problem: Problem, *, time_limit: float) -> Solution:
     return Solution(found.order)
 
 
-def search(instance: Instance) -> Found:
-    """Rounds of solving, making the order, repairing it and adding moments."""
+def search(
+    instance: Instance, known: Iterable[Moment] = (), rounds: int = ROUNDS, tries: int = TRIES
+) -> Found:
+    """Rounds of solving, making the order, repairing it and adding moments.
+
+    The first round has the moments `known`.
+    """
     found = Found()
-    moments: set[Moment] = set()
-    for _ in range(ROUNDS):
+    moments = set(known)
+    for _ in range(rounds):
         staged = staged_program(instance, instance.budget, sorted(moments), HOPS)
         if len(staged.program.cost) > COLUMNS and found.order:
             break
@@ -83,7 +88,7 @@ def search(instance: Instance) -> Found:
         found.binding = _binding(instance, staged, relaxed)
         order = _orders(instance, staged, relaxed, found)
         if found.order and moments:
-            found.consider(instance, improve_order(instance, found.order, TRIES))
+            found.consider(instance, improve_order(instance, found.order, tries))
         target = instance.graph.time_ns * (1 + CLOSE) + relaxed.bound
         new = violated(instance, order, moments)
         if not new or (found.order and found.time_ns <= target):
