@@ -102,46 +102,29 @@ def plan(
         PlannerError: base of these, and of every other error that names an argument.
     """
     check_model(model)
-    request = request_of(
-        model,
-        budget_gb=budget_gb,
-        optimizer=optimizer,
-        device=device,
-        hardware=hardware,
-        solver=solver,
-        time_limit=time_limit,
-        backend=backend,
-        keep=keep,
-        recompute=recompute,
+    request = Request(
+        budget_bytes(budget_gb),
+        optimizer,
+        check_device(device) if hardware is None else _any_device(device),
+        hardware,
+        _one_of("solver", solver, tuple(SOLVERS)),
+        _positive("time_limit", time_limit),
+        _one_of("backend", backend, _BACKENDS),
+        _patterns(keep),
+        _patterns(recompute),
     )
+    if not model.training:
+        warnings.warn(
+            "model is in eval mode: the plan is for steps in eval mode. Call model.train() first "
+            "to plan for training",
+            stacklevel=2,
+        )
     engine = Engine(model, request)
     inputs = inputs_of(model, example_inputs, example_kwargs)
     if inputs is None:
         return PendingPlan(engine)
     check_inputs(model, inputs)
     return engine.make_plan(engine.trace(inputs), inputs)
-
-
-def request_of(model: torch.nn.Module, **options: Unpack[_Options]) -> Request:
-    """The options of `plan`, checked."""
-    hardware, device = options.get("hardware"), options.get("device")
-    if not model.training:
-        warnings.warn(
-            "model is in eval mode: the plan is for steps in eval mode. Call model.train() first "
-            "to plan for training",
-            stacklevel=3,
-        )
-    return Request(
-        budget_bytes(options["budget_gb"]),
-        options.get("optimizer"),
-        check_device(device) if hardware is None else _any_device(device),
-        hardware,
-        _one_of("solver", options.get("solver", "auto"), tuple(SOLVERS)),
-        _positive("time_limit", options.get("time_limit", 60.0)),
-        _one_of("backend", options.get("backend", "eager"), _BACKENDS),
-        _patterns(options.get("keep", ())),
-        _patterns(options.get("recompute", ())),
-    )
 
 
 def _any_device(device: str | torch.device | None) -> torch.device | None:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,26 +48,6 @@ class Traced:
             isinstance(a, torch.Tensor) and a.requires_grad and a.is_leaf and a.grad is not None
             for a in self.arguments
         )
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A captured step with its price, before anything is solved.
-
-    Attributes:
-        floor: peak of the optimizer's step, which no schedule can lower.
-        device: that the costs are of.
-    """
-
-    traced: Traced
-    step: StepGraph
-    problem: Problem
-    floor: int
-    device: str
-
-    def at(self, budget: int) -> Prepared:
-        """The same within another budget."""
-        return replace(self, problem=replace(self.problem, budget_bytes=budget))
 
 
 _Key = tuple[StepExecutor, bool]
@@ -118,13 +98,6 @@ class Engine:
 
     def make_plan(self, traced: Traced, inputs: Inputs | None = None) -> Plan:
         """Prices and solves a captured step."""
-        prepared = self.prepare(traced, inputs)
-        start = time.perf_counter()
-        solution, minimum = _solve(prepared.problem, self.request, prepared.floor)
-        return self.finish(prepared, solution, minimum, time.perf_counter() - start)
-
-    def prepare(self, traced: Traced, inputs: Inputs | None = None) -> Prepared:
-        """Prices a captured step and states the problem."""
         pricing = self._price()
         step = self._extract(traced, inputs)
         graph = step.graph
@@ -137,27 +110,22 @@ class Engine:
             matching_values(graph, self.request.keep, "keep"),
             removable(graph, matching_values(graph, self.request.recompute, "recompute")),
         )
+        start = time.perf_counter()
         floor = optimizer_peak(self.model, self.request.optimizer, graph)
-        return Prepared(traced, step, problem, floor, pricing.name)
-
-    def finish(
-        self, prepared: Prepared, solution: Solution, minimum_bytes: int, seconds: float
-    ) -> Plan:
-        """The plan for a solution."""
+        solution, minimum = _solve(problem, self.request, floor)
+        seconds = time.perf_counter() - start
         plan = summarise(
-            prepared.problem,
+            problem,
             solution,
-            minimum_bytes=minimum_bytes,
-            floor=prepared.floor,
+            minimum_bytes=minimum,
+            floor=floor,
             solver=solution.winner or self.request.solver,
             seconds=seconds,
-            device=prepared.device,
-            notes=self._price().notes(prepared.step),
+            device=pricing.name,
+            notes=pricing.notes(step),
             engine=self,
         )
-        traced = prepared.traced
-        program = self._program(prepared.step, plan)
-        self._made[plan.order] = ((traced.executor, traced.accumulate), program)
+        self._made[plan.order] = ((traced.executor, traced.accumulate), self._program(step, plan))
         return plan
 
     def _extract(self, traced: Traced, inputs: Inputs | None = None) -> StepGraph:

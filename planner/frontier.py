@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from planner.api import request_of
-from planner.engine import Engine, Prepared
+from planner.api import _BACKENDS, _any_device, _one_of, _patterns, _positive
+from planner.engine import Engine, Traced
 from planner.minimum import minimum_peak
 from planner.plan import Plan
-from planner.problem import Solution
-from planner.request import budget_bytes, check_inputs, check_model, inputs_of
+from planner.pricing import optimizer_peak
+from planner.problem import Problem, Solution
+from planner.request import (
+    Inputs,
+    Request,
+    budget_bytes,
+    check_device,
+    check_inputs,
+    check_model,
+    inputs_of,
+    matching_values,
+    removable,
+)
+from planner.summary import summarise
 from planner.sweep import sweep
 from runtime.schedule import Schedule, save_all_order
 from runtime.simulator import simulate
 from tracer.errors import InfeasibleBudget, InvalidBudget, PlannerError
 
 if TYPE_CHECKING:
+    from tracer.extract import StepGraph
     from tracer.graph import ComputationGraph
 
 MOST = 200  # points
@@ -128,22 +141,29 @@ class _Made:
     """What a point's plan is made from."""
 
     engine: Engine
-    prepared: Prepared
-    bounds: Mapping[int, int]  # bound_ns by budget
+    traced: Traced
+    step: StepGraph
+    problem: Problem
+    floor: int
+    device: str
+    notes: tuple[str, ...]
 
     def plan(self, point: FrontierPoint, frontier: Frontier) -> Plan:
-        solution = Solution(
-            point.order,
-            self.bounds[point.budget_bytes],
-            point.status == "optimal",
-            "frontier",
+        base = frontier.baseline_step_ns
+        plan = summarise(
+            replace(self.problem, budget_bytes=point.budget_bytes),
+            Solution(point.order, base + round(point.lower_bound * base)),
+            minimum_bytes=frontier.minimum_peak_bytes,
+            floor=self.floor,
+            solver="frontier",
+            seconds=frontier.solve_seconds,
+            device=self.device,
+            notes=self.notes,
+            engine=self.engine,
         )
-        return self.engine.finish(
-            self.prepared.at(point.budget_bytes),
-            solution,
-            frontier.minimum_peak_bytes,
-            frontier.solve_seconds,
-        )
+        program = self.engine._program(self.step, plan)
+        self.engine._made[plan.order] = (self.traced.executor, self.traced.accumulate), program
+        return plan
 
 
 def frontier(
@@ -184,16 +204,16 @@ def frontier(
         PlannerError: base of these, and of every other error that names an argument.
     """
     check_model(model)
-    request = request_of(
-        model,
-        budget_gb="auto",
-        optimizer=optimizer,
-        device=device,
-        hardware=hardware,
-        time_limit=time_limit,
-        backend=backend,
-        keep=keep,
-        recompute=recompute,
+    request = Request(
+        None,
+        optimizer,
+        check_device(device) if hardware is None else _any_device(device),
+        hardware,
+        "auto",
+        _positive("time_limit", time_limit),
+        _one_of("backend", backend, _BACKENDS),
+        _patterns(keep),
+        _patterns(recompute),
     )
     wanted = _check_points(points)
     engine = Engine(model, request)
@@ -204,30 +224,45 @@ def frontier(
             "a batch to trace the step with"
         )
     check_inputs(model, inputs)
-    return _solve(engine, engine.prepare(engine.trace(inputs), inputs), wanted)
+    return _solve(_prepare(engine, inputs), wanted, request.time_limit)
 
 
-def _solve(engine: Engine, prepared: Prepared, wanted: int | list[int]) -> Frontier:
-    problem, floor = prepared.problem, prepared.floor
+def _prepare(engine: Engine, inputs: Inputs) -> _Made:
+    """The step, traced and priced, and the problem without a budget."""
+    traced = engine.trace(inputs)
+    step = engine._extract(traced, inputs)
+    graph, request, pricing = step.graph, engine.request, engine._price()
+    problem = Problem(
+        graph,
+        0,
+        matching_values(graph, request.keep, "keep"),
+        removable(graph, matching_values(graph, request.recompute, "recompute")),
+    )
+    floor = optimizer_peak(engine.model, request.optimizer, graph)
+    return _Made(engine, traced, step, problem, floor, pricing.name, pricing.notes(step))
+
+
+def _solve(made: _Made, wanted: int | list[int], time_limit: float) -> Frontier:
+    problem, floor = made.problem, made.floor
     graph = problem.graph
     start = time.perf_counter()
     least, _ = minimum_peak(graph, problem.keep, problem.recompute)
     least = max(least, floor)
     plain = simulate(graph, Schedule.from_order(graph, save_all_order(graph)))
     most = max(plain.peak_bytes, least)
-    budgets = evenly(least, most, wanted) if isinstance(wanted, int) else sorted(wanted)
+    budgets = evenly(least, most, wanted) if isinstance(wanted, int) else wanted
     if budgets[0] < least:
         raise InfeasibleBudget(budgets[0], least)
-    solutions = sweep(problem, budgets, time_limit=engine.request.time_limit)
-    pairs = dict(zip(budgets, solutions, strict=True))
+    solutions = sweep(problem, budgets, time_limit=time_limit)
+    pairs = zip(budgets, solutions, strict=True)
     return Frontier(
-        tuple(_point(graph, budget, solution, floor) for budget, solution in pairs.items()),
+        tuple(_point(graph, budget, solution, floor) for budget, solution in pairs),
         least,
         max(plain.peak_bytes, floor),
         graph.time_ns,
-        prepared.device,
+        made.device,
         time.perf_counter() - start,
-        _Made(engine, prepared, {b: s.bound_ns for b, s in pairs.items()}),
+        made,
     )
 
 
