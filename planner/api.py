@@ -124,7 +124,7 @@ def plan(
     if inputs is None:
         return PendingPlan(engine)
     check_inputs(model, inputs)
-    return engine.make_plan(engine.trace(inputs), inputs)
+    return engine.plan_for(inputs)
 
 
 def _any_device(device: str | torch.device | None) -> torch.device | None:

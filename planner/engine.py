@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -13,6 +14,7 @@ import torch
 
 from planner.instance import Instance
 from planner.minimum import infeasible, minimum_peak
+from planner.piecewise import PiecewisePlanner
 from planner.plan import Plan
 from planner.pricing import Pricing, optimizer_peak, resident
 from planner.problem import Problem, Solution
@@ -21,11 +23,18 @@ from planner.request import Inputs, Request, matching_values, removable
 from planner.solvers import SOLVERS
 from planner.summary import summarise
 from runtime.execute import StepExecutor
-from runtime.module import install, is_installed, plain_call, uninstall
+from runtime.module import (
+    install,
+    is_installed,
+    plain_call,
+    uninstall,
+    without_backward_hooks,
+)
 from runtime.schedule import Schedule, ScheduleError
-from tracer.capture import JointGraph, compile_forward
+from tracer.capture import CompiledForward, GraphBreak, JointGraph
 from tracer.errors import InfeasibleBudget, PlannerError, StalePlan
 from tracer.extract import StepGraph, extract, likely_absent
+from tracer.graph import ComputationGraph
 
 log = logging.getLogger("planner")
 
@@ -50,7 +59,8 @@ class Traced:
         )
 
 
-_Key = tuple[StepExecutor, bool]
+_Key = tuple[StepExecutor, bool, int]
+"""A captured graph, whether gradients exist before it, and how often it ran before in the step."""
 
 
 class _Captured(BaseException):
@@ -72,21 +82,56 @@ class Engine:
         self.request = request
         self.plan: Plan | None = None
         self._training = model.training
-        self._call = compile_forward(model, self._executor)
+        self._compiled = CompiledForward(model, self._executor)
+        self._piecewise = PiecewisePlanner(self)
         self._programs: dict[_Key, StepProgram] = {}
-        self._made: dict[tuple[int, ...], tuple[_Key, StepProgram]] = {}
+        self._made: dict[tuple[object, ...], list[tuple[_Key, StepProgram]]] = {}
         self._pricing: Pricing | None = None
         self._mode = threading.local()
         self._given: Plan | None = None
 
     # Planning
 
+    def plan_for(self, inputs: Inputs) -> Plan:
+        """The plan of a step. Nothing is computed, unless the forward is not one graph."""
+        try:
+            return self.make_plan(self.trace(inputs), inputs)
+        except GraphBreak as broken:
+            log.info("the forward is captured in pieces: %s", broken)
+            return self._plan_without_hooks(inputs) or self._piecewise.look(inputs)
+
+    def _plan_without_hooks(self, inputs: Inputs) -> Plan | None:
+        """The plan as it would be without the backward hooks of modules, if only they break it.
+
+        It tells what to expect without running anything; the first batch is planned with them.
+        """
+        broken = self._compiled
+        try:
+            with without_backward_hooks(self.model) as names:
+                if not names:
+                    return None
+                self._compiled = CompiledForward(self.model, self._executor)
+                plan = self.make_plan(self.trace(inputs), inputs)
+        except GraphBreak:
+            return None
+        finally:
+            self._compiled = broken
+        note = (
+            f"backward hooks of {', '.join(names[:3])} split the forward; the plan is made again, "
+            "with them, at the first batch"
+        )
+        return dataclasses.replace(plan, notes=(*plan.notes, note), breaks=tuple(self.breaks))
+
     def trace(self, inputs: Inputs) -> Traced:
-        """Captures the step for a batch; nothing is computed."""
+        """Captures the step for a batch; nothing is computed.
+
+        Raises:
+            GraphBreak: the forward is not one graph.
+        """
         self._mode.capturing = True
         try:
             with torch.enable_grad():
-                self._call(*inputs.args, **inputs.kwargs)
+                self._compiled(*inputs.args, **inputs.kwargs)
         except _Captured as captured:
             return captured.traced
         finally:
@@ -98,20 +143,16 @@ class Engine:
 
     def make_plan(self, traced: Traced, inputs: Inputs | None = None) -> Plan:
         """Prices and solves a captured step."""
-        pricing = self._price()
-        step = self._extract(traced, inputs)
+        step = self.extract(traced, inputs or traced.arguments, likely_absent(traced.joint))
         graph = step.graph
-        budget = self.request.budget_bytes
-        if budget is None:
-            budget = pricing.automatic_budget(graph.fixed)
         problem = Problem(
             graph,
-            budget,
+            self.budget_for(graph.fixed),
             matching_values(graph, self.request.keep, "keep"),
             removable(graph, matching_values(graph, self.request.recompute, "recompute")),
         )
         start = time.perf_counter()
-        floor = optimizer_peak(self.model, self.request.optimizer, graph)
+        floor = self.optimizer_floor(graph)
         solution, minimum = _solve(problem, self.request, floor)
         seconds = time.perf_counter() - start
         plan = summarise(
@@ -121,27 +162,56 @@ class Engine:
             floor=floor,
             solver=solution.winner or self.request.solver,
             seconds=seconds,
-            device=pricing.name,
-            notes=pricing.notes(step),
+            device=self.device_name,
+            notes=self.notes([step]),
             engine=self,
         )
-        self._made[plan.order] = ((traced.executor, traced.accumulate), self._program(step, plan))
+        program = self.program_of(step, plan.order, plan.budget_bytes)
+        self.remember(plan, [((traced.executor, traced.accumulate, 0), program)])
         return plan
 
-    def _extract(self, traced: Traced, inputs: Inputs | None = None) -> StepGraph:
-        joint = traced.joint
-        absent = likely_absent(joint)
+    def extract(
+        self, traced: Traced, inputs: Inputs | tuple[Any, ...], absent: frozenset[int]
+    ) -> StepGraph:
+        """The computation graph of a captured graph; `inputs` of the whole step are held."""
         return extract(
-            joint,
+            traced.joint,
             self._price().costs,
             absent=absent,
-            fixed_bytes=resident(self.model, inputs or traced.arguments, self.request.optimizer),
+            fixed_bytes=resident(self.model, inputs, self.request.optimizer),
             accumulate=traced.accumulate,
             progress=self._price().progress,
         )
 
-    def _program(self, step: StepGraph, plan: Plan) -> StepProgram:
-        return StepProgram(step, plan.order, self._price().costs, plan.budget_bytes)
+    def program_of(self, step: StepGraph, order: tuple[int, ...], budget: int) -> StepProgram:
+        """What runs a step in this order."""
+        return StepProgram(step, order, self._price().costs, budget)
+
+    def remember(self, plan: Plan, programs: list[tuple[_Key, StepProgram]]) -> None:
+        """Keeps the programs of a plan for when it is applied."""
+        self._made[plan.key] = programs
+
+    def budget_for(self, fixed: int) -> int:
+        """The budget in bytes, with "auto" looked up."""
+        budget = self.request.budget_bytes
+        return self._price().automatic_budget(fixed) if budget is None else budget
+
+    def optimizer_floor(self, graph: ComputationGraph) -> int:
+        """Peak of the optimizer's step after this one."""
+        return optimizer_peak(self.model, self.request.optimizer, graph)
+
+    def notes(self, steps: Sequence[StepGraph]) -> tuple[str, ...]:
+        """What the reader of a plan should know, said once."""
+        return tuple(dict.fromkeys(note for step in steps for note in self._price().notes(step)))
+
+    @property
+    def device_name(self) -> str:
+        return self._price().name
+
+    @property
+    def breaks(self) -> list[str]:
+        """Where the forward leaves a graph."""
+        return self._compiled.breaks
 
     def _price(self) -> Pricing:
         if self._pricing is None:
@@ -166,12 +236,17 @@ class Engine:
     def activate(self, plan: Plan) -> Callable[..., Any]:
         """Makes the plan the one in force, and returns the call that runs it."""
         self.plan = plan
-        if plan.order in self._made:
-            key, program = self._made[plan.order]
-            self._programs[key] = program
+        if plan.key in self._made:
+            self._programs.update(self._made[plan.key])
         else:
             self._given = plan  # read from a file: matched with the graph at the first batch
-        return self._call
+        return self.train_call
+
+    def adopt_plan(self, plan: Plan) -> None:
+        """Puts a plan that was made while training in force."""
+        self.activate(plan)
+        if is_installed(self.model, self):
+            self.model.plan = plan  # type: ignore[assignment]
 
     def plain(self) -> Callable[..., Any]:
         """The model's own call, without a plan."""
@@ -190,35 +265,58 @@ class Engine:
         """
         if not torch.is_grad_enabled() or self.model.training != self._training:
             return plain_call(self.model)(*args, **kwargs)
-        return self._call(*args, **kwargs)
+        return self.train_call(*args, **kwargs)
+
+    def train_call(self, *args: Any, **kwargs: Any) -> Any:
+        """A forward call whose backward is to come."""
+        if self._compiled.whole:
+            try:
+                return self._compiled(*args, **kwargs)
+            except GraphBreak as broken:
+                log.info("the forward is captured in pieces: %s", broken)
+        return self._piecewise.run(Inputs(args, kwargs))
+
+    def call_compiled(self, inputs: Inputs) -> Any:
+        """The captured graphs and the Python between them, as they are."""
+        return self._compiled(*inputs.args, **inputs.kwargs)
 
     def _executor(self, joint: JointGraph) -> StepExecutor:
         return StepExecutor(joint, self._choose)
 
+    def traced(self, executor: StepExecutor, arguments: Sequence[Any]) -> Traced:
+        """A captured graph and how it was called."""
+        return Traced(executor, tuple(arguments))
+
     def _choose(self, executor: StepExecutor, arguments: Sequence[Any]) -> StepProgram:
-        traced = Traced(executor, tuple(arguments))
+        traced = self.traced(executor, arguments)
+        if not self._compiled.whole:
+            return self._piecewise.choose(traced)
         if getattr(self._mode, "capturing", False):
             raise _Captured(traced)
-        key = executor, traced.accumulate
-        if key not in self._programs:
-            self._plan_again(traced)
-        return self._programs[key]
+        known = self.program_for(traced, 0, 0)
+        if known is None:
+            log.info("planning for a new shape, or for gradients that exist already")
+            self.adopt_plan(self.make_plan(traced))
+            known = self._programs[executor, traced.accumulate, 0]
+        return known
 
-    def _plan_again(self, traced: Traced) -> None:
-        """A step that no plan was made for: another shape, or gradients that were not there."""
-        if self._given is not None:
-            given, self._given = self._given, None
-            self._programs[traced.executor, traced.accumulate] = self._adopt(given, traced)
-            return
-        log.info("planning for a new shape, or for gradients that exist already")
-        plan = self.make_plan(traced)
-        self.activate(plan)
-        if is_installed(self.model, self):
-            self.model.plan = plan  # type: ignore[assignment]
+    def program_for(self, traced: Traced, occurrence: int, position: int) -> StepProgram | None:
+        """The program in force for a captured graph, if there is one.
 
-    def _adopt(self, plan: Plan, traced: Traced) -> StepProgram:
-        """A plan from a file, for the graph that the first batch gave."""
-        step = self._extract(traced)
+        `occurrence` says how often this graph ran before in the step, `position` how many graphs.
+        """
+        key = traced.executor, traced.accumulate, occurrence
+        if key not in self._programs and self._given is not None:
+            parts = self._given.pieces or (self._given,)
+            if position < len(parts):
+                self._programs[key] = self._from_file(parts[position], traced)
+            if position >= len(parts) - 1:
+                self._given = None
+        return self._programs.get(key)
+
+    def _from_file(self, plan: Plan, traced: Traced) -> StepProgram:
+        """The program of a plan that was read, for the graph that the first batch gave."""
+        step = self.extract(traced, traced.arguments, likely_absent(traced.joint))
         fingerprint = step.graph.fingerprint(costs=False)
         if fingerprint != plan.fingerprint:
             raise StalePlan(
@@ -231,7 +329,7 @@ class Engine:
             Schedule.from_order(step.graph, plan.order)
         except (ScheduleError, IndexError) as error:
             raise StalePlan(f"the plan's schedule does not run this graph: {error}") from error
-        return self._program(step, plan)
+        return self.program_of(step, plan.order, plan.budget_bytes)
 
 
 def _solve(problem: Problem, request: Request, floor: int) -> tuple[Solution, int]:

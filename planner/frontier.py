@@ -13,7 +13,6 @@ from planner.api import _BACKENDS, _any_device, _one_of, _patterns, _positive
 from planner.engine import Engine, Traced
 from planner.minimum import minimum_peak
 from planner.plan import Plan
-from planner.pricing import optimizer_peak
 from planner.problem import Problem, Solution
 from planner.request import (
     Inputs,
@@ -30,10 +29,11 @@ from planner.summary import summarise
 from planner.sweep import sweep
 from runtime.schedule import Schedule, save_all_order
 from runtime.simulator import simulate
-from tracer.errors import InfeasibleBudget, InvalidBudget, PlannerError
+from tracer.capture import GraphBreak
+from tracer.errors import InfeasibleBudget, InvalidBudget, PlannerError, UntraceableModel
 
 if TYPE_CHECKING:
-    from tracer.extract import StepGraph
+    from tracer.extract import StepGraph, likely_absent
     from tracer.graph import ComputationGraph
 
 MOST = 200  # points
@@ -161,8 +161,9 @@ class _Made:
             notes=self.notes,
             engine=self.engine,
         )
-        program = self.engine._program(self.step, plan)
-        self.engine._made[plan.order] = (self.traced.executor, self.traced.accumulate), program
+        program = self.engine.program_of(self.step, plan.order, plan.budget_bytes)
+        key = self.traced.executor, self.traced.accumulate, 0
+        self.engine.remember(plan, [(key, program)])
         return plan
 
 
@@ -229,17 +230,24 @@ def frontier(
 
 def _prepare(engine: Engine, inputs: Inputs) -> _Made:
     """The step, traced and priced, and the problem without a budget."""
-    traced = engine.trace(inputs)
-    step = engine._extract(traced, inputs)
-    graph, request, pricing = step.graph, engine.request, engine._price()
+    try:
+        traced = engine.trace(inputs)
+    except GraphBreak as broken:
+        raise UntraceableModel(
+            f"a frontier needs a forward that is one graph; it is left at {broken}. Make single "
+            "plans with planner.plan(...)"
+        ) from broken
+    step = engine.extract(traced, inputs, likely_absent(traced.joint))
+    graph, request = step.graph, engine.request
     problem = Problem(
         graph,
         0,
         matching_values(graph, request.keep, "keep"),
         removable(graph, matching_values(graph, request.recompute, "recompute")),
     )
-    floor = optimizer_peak(engine.model, request.optimizer, graph)
-    return _Made(engine, traced, step, problem, floor, pricing.name, pricing.notes(step))
+    floor = engine.optimizer_floor(graph)
+    name, notes = engine.device_name, engine.notes([step])
+    return _Made(engine, traced, step, problem, floor, name, notes)
 
 
 def _solve(made: _Made, wanted: int | list[int], time_limit: float) -> Frontier:

@@ -49,6 +49,8 @@ class Plan:
         breakdown: what fills the peak, as (what, bytes).
         notes: what the reader should know (costs that are estimates, outputs assumed unused).
         fingerprint: of the graph that the plan is for; order: the schedule itself.
+        breaks: where the forward leaves a graph, as "file:line: reason"; empty if it is one graph.
+        pieces: for a forward that is captured in pieces, the plan of each.
     """
 
     budget_bytes: int
@@ -75,6 +77,8 @@ class Plan:
     timeline: tuple[TimelineEntry, ...]
     breakdown: tuple[tuple[str, int], ...]
     notes: tuple[str, ...] = ()
+    breaks: tuple[str, ...] = ()
+    pieces: tuple[Plan, ...] = ()
     _engine: Engine | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -86,6 +90,11 @@ class Plan:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells programs apart: the graph, the schedule, and the same of its pieces."""
+        return self.fingerprint, self.order, self.accumulate, tuple(p.key for p in self.pieces)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
         return dataclasses.replace(self, _engine=None)
@@ -139,9 +148,11 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         data = {
-            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "_engine"
+            f.name: _plain(getattr(self, f.name))
+            for f in dataclasses.fields(self)
+            if f.name not in ("_engine", "pieces")
         }
-        data = {name: _plain(value) for name, value in data.items()}
+        data["pieces"] = [piece.to_dict() for piece in self.pieces]
         return {"format": FORMAT, "version": VERSION, **data}
 
     def report(self, path: str | Path) -> None:
@@ -193,6 +204,8 @@ def _from_text(text: str, where: str) -> Plan:
 
 def _from_data(data: Mapping[str, Any]) -> Plan:
     fields = {f.name: data[f.name] for f in dataclasses.fields(Plan) if f.name != "_engine"}
+    fields["pieces"] = tuple(_from_data(piece) for piece in fields["pieces"])
+    fields["breaks"] = tuple(str(b) for b in fields["breaks"])
     fields["order"] = tuple(int(i) for i in fields["order"])
     fields["cuts"] = tuple(CutPoint(**{**c, "shape": tuple(c["shape"])}) for c in fields["cuts"])
     fields["recomputed"] = tuple(Recomputed(**r) for r in fields["recomputed"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from runtime.torch_private import tree_leaves
 from tracer.errors import InvalidBudget, PlannerError, UnknownHardware
 from tracer.graph import ComputationGraph, Kind
 
@@ -44,6 +45,11 @@ class Inputs:
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors in it, in containers too."""
+        leaves = tree_leaves((self.args, dict(self.kwargs)))
+        return [t for t in leaves if isinstance(t, torch.Tensor)]
 
 
 def budget_bytes(budget_gb: float | str) -> int | None:
@@ -161,26 +167,34 @@ def matching_values(
     A pattern is a module path ("encoder.layer.0" stands for everything below it, too) or a shell
     pattern ("encoder.layer.*.attention").
     """
-    found: set[int] = set()
+    return pinned([graph], patterns, argument)[0]
+
+
+def pinned(
+    graphs: Sequence[ComputationGraph], patterns: Sequence[str], argument: str
+) -> list[frozenset[int]]:
+    """The same for each of several graphs; a pattern must match in at least one."""
+    found: list[set[int]] = [set() for _ in graphs]
     for pattern in patterns:
-        values = {
-            v
-            for op in graph.operations[: graph.boundary]
-            if _matches(op.module, pattern)
-            for v in op.outputs
-        }
-        if not values:
-            raise PlannerError(_no_match(graph, pattern, argument))
-        found |= values
-    return frozenset(found)
+        values = [_made_in(graph, pattern) for graph in graphs]
+        if not any(values):
+            raise PlannerError(_no_match(graphs, pattern, argument))
+        for one, more in zip(found, values, strict=True):
+            one |= more
+    return [frozenset(one) for one in found]
+
+
+def _made_in(graph: ComputationGraph, pattern: str) -> set[int]:
+    operations = graph.operations[: graph.boundary]
+    return {v for op in operations if _matches(op.module, pattern) for v in op.outputs}
 
 
 def _matches(path: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, pattern + ".*")
 
 
-def _no_match(graph: ComputationGraph, pattern: str, argument: str) -> str:
-    paths = sorted({op.module for op in graph.operations} - {""})
+def _no_match(graphs: Sequence[ComputationGraph], pattern: str, argument: str) -> str:
+    paths = sorted({op.module for graph in graphs for op in graph.operations} - {""})
     near = difflib.get_close_matches(pattern, paths, n=5, cutoff=0.3) or paths[:5]
     return (
         f"{argument}={pattern!r} matches no module that computes anything; near names: "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from planner.request import Inputs, inputs_of
+from planner.state import ModelState
 from runtime.measure import Measurement, measure
 from runtime.torch_private import tree_leaves
 from tracer.errors import PlannerError
@@ -68,7 +69,7 @@ def verify(engine: Engine, plan: Plan, batch: Any) -> Verification:
     inputs = inputs_of(model, batch, None)
     if inputs is None:
         raise PlannerError("batch= is needed: pass a batch as example_inputs of plan takes it")
-    state = _State(model)
+    state = ModelState(model)
     try:
         results = []
         for call in (engine.activate(plan), engine.plain()):
@@ -81,28 +82,6 @@ def verify(engine: Engine, plan: Plan, batch: Any) -> Verification:
     (planned, one), (plain, other) = results
     worst = {what: _worst(one[what], other[what]) for what in one}
     return Verification(worst, planned, plain, plan.peak_bytes, plan.budget_bytes)
-
-
-class _State:
-    """Buffers, gradients and random-number state of a model, to be put back."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.model = model
-        self.buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
-        self.gradients = {n: p.grad for n, p in model.named_parameters()}
-        self.devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-        self.random = torch.get_rng_state()
-        self.cuda = {d: torch.cuda.get_rng_state(d) for d in self.devices}
-
-    def restore(self, *, gradients: bool = False) -> None:
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(self.buffers[name])
-        for name, parameter in self.model.named_parameters():
-            parameter.grad = self.gradients[name] if gradients else None
-        torch.set_rng_state(self.random)
-        for device, state in self.cuda.items():
-            torch.cuda.set_rng_state(state, device)
 
 
 def call_inputs(call: Callable[..., Any], inputs: Inputs) -> Any:

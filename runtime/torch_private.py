@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,6 +23,7 @@ __all__ = [
     "BoxedCodeGen",
     "OpOverload",
     "autocast_off",
+    "backward_hooks",
     "graph_kept",
     "install_call",
     "installed_call",
@@ -32,6 +33,8 @@ __all__ = [
     "remove_call",
     "run_and_save_rng_state",
     "run_with_rng_state",
+    "saved_by_autograd",
+    "set_backward_hooks",
     "tree_leaves",  # of torch.utils._pytree: tensors in outputs of any shape, the same since 2.0
 ]
 
@@ -89,6 +92,18 @@ def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
     return module._call_impl
 
 
+def backward_hooks(module: torch.nn.Module) -> tuple[Any, Any]:
+    """Full backward hooks and pre-hooks. Relies on `nn.Module._backward_hooks` and
+    `_backward_pre_hooks`, which `register_full_backward_hook` fills.
+    """
+    return module._backward_hooks, module._backward_pre_hooks
+
+
+def set_backward_hooks(module: torch.nn.Module, hooks: tuple[Any, Any]) -> None:
+    """Puts what `backward_hooks` gave in place."""
+    module._backward_hooks, module._backward_pre_hooks = hooks
+
+
 def is_overload(target: Any) -> bool:
     """Whether an fx target is an aten-level operator. Relies on `torch._ops.OpOverload`."""
     return isinstance(target, OpOverload)
@@ -97,6 +112,26 @@ def is_overload(target: Any) -> bool:
 def lint(module: fx.GraphModule) -> None:
     """fx's own check of a graph."""
     module.graph.lint()
+
+
+def saved_by_autograd(outputs: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Tensors that the graph behind `outputs` saved for backward, those of our own nodes too.
+
+    Relies on what torch documents: built-in nodes show saved tensors as attributes `_saved_*`,
+    Python ones as `saved_tensors`.
+    """
+    nodes = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        names = [n for n in dir(node) if n.startswith("_saved_") or n == "saved_tensors"]
+        for leaf in tree_leaves([getattr(node, name) for name in names]):
+            if isinstance(leaf, torch.Tensor):
+                yield leaf
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                nodes.append(below)
 
 
 def installed_call(module: torch.nn.Module) -> Callable[..., Any] | None:

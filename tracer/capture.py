@@ -26,6 +26,9 @@ from tracer.errors import PlannerError, UntraceableModel
 from tracer.torch_private import (
     TorchDynamoException,
     aot_joint,
+    branches_on_data,
+    break_after,
+    break_of,
     dynamo_settings,
     forward_failed,
     no_fake_mode,
@@ -115,34 +118,88 @@ class Executor(Protocol):
 ExecutorFactory = Callable[[JointGraph], Executor]
 
 
-def compile_forward(model: torch.nn.Module, make_executor: ExecutorFactory) -> Callable[..., Any]:
+class GraphBreak(Exception):
+    """Torch cannot trace the forward as one graph; says where and why."""
+
+
+class CompiledForward:
     """A callable with the signature of the model's forward that runs captured graphs.
 
     A new graph is captured whenever Dynamo's guards say that the last ones do not apply (another
     shape, another flag), and `make_executor` is called for it. A graph that needs no gradient runs
     as it is.
+
+    Where torch cannot trace the forward as one graph, it is captured in pieces as it runs, and what
+    lies between them stays Python.
+
+    Attributes:
+        breaks: where the forward leaves a graph, as "file:line: reason"; empty while it is one.
     """
 
-    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return _compile_graph(module, inputs, make_executor)
+    def __init__(self, model: torch.nn.Module, make_executor: ExecutorFactory) -> None:
+        self.breaks: list[str] = []
+        self._model, self._make_executor = model, make_executor
+        self._captured_once = False
+        self._compiled = self._compile(whole=True)
 
-    compiled = torch.compile(_own_code(model), backend=backend, fullgraph=True, dynamic=False)
+    @property
+    def whole(self) -> bool:
+        """Whether the forward is one graph, as far as is known."""
+        return not self.breaks
 
-    captured_once = False
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the forward.
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal captured_once
+        Raises:
+            GraphBreak: it is not one graph. Nothing was executed; the next call runs pieces.
+            UntraceableModel: torch cannot go on, or what runs depends on the content of tensors.
+            PlannerError: the forward itself fails.
+        """
         try:
-            if captured_once:
+            if self._captured_once and self.whole:
                 with suppress(TorchDynamoException):  # a new graph: again, with our settings
-                    return compiled(*args, **kwargs)
+                    return self._compiled(*args, **kwargs)
             with dynamo_settings():
-                captured_once = True
-                return compiled(*args, **kwargs)
+                self._captured_once = True
+                return self._compiled(*args, **kwargs)
         except TorchDynamoException as error:
-            raise _explained(error) from error
+            reason = break_of(error)
+            if forward_failed(error) or not self.whole or branches_on_data(reason):
+                raise _explained(error) from error
+            self.breaks.append(reason)
+            self._compiled = self._compile(whole=False)
+            raise GraphBreak(self.breaks[0]) from error
 
-    return call
+    def _compile(self, *, whole: bool) -> Callable[..., Any]:
+        def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            reason = break_after(module)
+            if reason and not whole and reason not in self.breaks:
+                self.breaks.append(_acceptable(reason))
+            return _compile_graph(module, inputs, self._make_executor)
+
+        return torch.compile(
+            _own_code(self._model), backend=backend, fullgraph=whole, dynamic=False
+        )
+
+
+_WAY_OUT = (
+    "Change the line that it names, or keep it out of the planned module. A branch on the content "
+    "of a tensor leaves unknown which operations a step runs: compute both sides and choose with "
+    "torch.where."
+)
+
+
+def _acceptable(reason: str) -> str:
+    """The same break, unless a branch on data makes it: no plan holds for a step that is not known.
+
+    Raises:
+        UntraceableModel: it is such a branch.
+    """
+    if branches_on_data(reason):
+        raise UntraceableModel(
+            f"the model's forward branches on the content of a tensor at {reason}\n{_WAY_OUT}"
+        )
+    return reason
 
 
 def _own_code(model: torch.nn.Module) -> Callable[..., Any]:
@@ -264,7 +321,4 @@ def _explained(error: Exception) -> PlannerError:
     text = str(error).split("\nSet TORCHDYNAMO_VERBOSE")[0].strip()
     if forward_failed(error):
         return PlannerError(f"the model's forward fails for these inputs (example_inputs):\n{text}")
-    return UntraceableModel(
-        f"torch cannot trace the model's forward as one graph:\n{text}\n"
-        "Change the line that it names, or keep it out of the planned module."
-    )
+    return UntraceableModel(f"torch cannot trace the model's forward:\n{text}\n{_WAY_OUT}")

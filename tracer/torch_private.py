@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -25,6 +26,9 @@ __all__ = [
     "TorchDispatchMode",
     "TorchDynamoException",
     "aot_joint",
+    "branches_on_data",
+    "break_after",
+    "break_of",
     "dynamo_settings",
     "forward_failed",
     "named_arguments",
@@ -67,8 +71,7 @@ def dynamo_settings() -> AbstractContextManager[None]:
     """Settings under which we trace.
 
     Relies on `torch._dynamo.config` names that exist from torch 2.11 to 2.15. A recompile limit
-    would make Dynamo run the model unplanned: with `fullgraph=True` reaching it raises instead,
-    and the cache of plans (not of Dynamo) decides how many shapes are kept. Log messages written
+    would make Dynamo run the model unplanned: reaching it raises instead. Log messages written
     in a forward cannot be part of a graph; they are left out rather than refused.
     """
     config = torch._dynamo.config
@@ -80,6 +83,7 @@ def dynamo_settings() -> AbstractContextManager[None]:
         {
             "recompile_limit": 64,
             "accumulated_recompile_limit": 4096,
+            "fail_on_recompile_limit_hit": True,
             ignored: getattr(config, ignored) | loggers,
         }
     )
@@ -92,6 +96,42 @@ def forward_failed(error: Exception) -> bool:
     words that Dynamo uses for an exception that the traced Python code raised.
     """
     return isinstance(error, TorchRuntimeError) or str(error).startswith("Observed exception")
+
+
+def break_of(error: Exception) -> str:
+    """Where and why Dynamo could not go on, as "file:line: reason".
+
+    Relies on the text of its errors: a headline, an explanation, and the user's stack below the
+    words "from user code".
+    """
+    headline, _, stack = str(error).partition("from user code:")
+    places = re.findall(r'File "([^"]+)", line (\d+)', stack)
+    where = f"{places[-1][0]}:{places[-1][1]}" if places else "unknown place"
+    return f"{where}: {headline.strip().splitlines()[0]}" if headline.strip() else where
+
+
+def break_after(module: fx.GraphModule) -> str:
+    """Where and why Dynamo ended this graph, as "file:line: reason"; "" if forward ended.
+
+    Relies on `GraphModule.compile_subgraph_reason`, which Dynamo sets for `torch._dynamo.explain`:
+    `.graph_break`, `.reason` and `.user_stack`, the same from torch 2.11 to 2.13.
+    """
+    why = getattr(module, "compile_subgraph_reason", None)
+    if why is None or not why.graph_break:
+        return ""
+    where = why.user_stack[-1] if why.user_stack else None
+    place = f"{where.filename}:{where.lineno}" if where else "unknown place"
+    return f"{place}: {why.reason.strip().splitlines()[0]}"
+
+
+def branches_on_data(reason: str) -> bool:
+    """Whether a break stands where Python asks for a tensor's content to decide what comes next.
+
+    Relies on Dynamo's words: a headline from torch 2.7 on, `generic_jump` inside a piece, and the
+    symbolic shapes' "data-dependent expression" for a number taken out of a tensor.
+    """
+    said = ("Data-dependent branching", "generic_jump", "data-dependent expression")
+    return any(words in reason for words in said)
 
 
 def no_fake_mode() -> AbstractContextManager[Any]:

@@ -1,0 +1,98 @@
+"""One plan for a step in pieces, from the plans of its pieces."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from planner.cuts import TimelineEntry
+from planner.plan import Plan
+
+if TYPE_CHECKING:
+    from planner.engine import Engine
+
+
+def merged(
+    plans: Sequence[Plan],
+    *,
+    bound_ns: int,
+    floor: int,
+    seconds: float,
+    breaks: tuple[str, ...],
+    notes: tuple[str, ...],
+    engine: Engine | None,
+) -> Plan:
+    """The whole step: forward of all pieces in order, then backward in reverse.
+
+    Args:
+        plans: of the pieces; what the rest of the step holds beside them is in their fixed part.
+        bound_ns: no plan within the budget takes less time in the pieces.
+        floor: peak of the optimizer's step.
+        seconds: that planning took.
+        breaks: where the forward leaves the graph.
+        notes: for the reader.
+        engine: of the model.
+    """
+    first = plans[0]
+    top = max(plans, key=lambda p: p.peak_bytes)
+    step = sum(p.step_ns for p in plans)
+    base = max(1, step - sum(p.recompute_ns for p in plans))
+    bound = max(base, min(bound_ns, step))
+    saved, plain_saved = (sum(getattr(p, n) for p in plans) for n in _SAVED)
+    return dataclasses.replace(
+        first,
+        peak_bytes=max(top.peak_bytes, floor),
+        baseline_peak_bytes=max(_plain_peak(plans), floor),
+        minimum_peak_bytes=max(first.minimum_peak_bytes, floor),
+        saved_bytes=saved,
+        baseline_saved_bytes=plain_saved,
+        overhead=(step - base) / base,
+        lower_bound=(bound - base) / base,
+        gap=(step - bound) / bound,
+        status="optimal" if step <= bound else "feasible",
+        solve_seconds=seconds,
+        step_ns=step,
+        recompute_ns=sum(p.recompute_ns for p in plans),
+        fingerprint=_together(plans),
+        order=(),
+        cuts=tuple(c for p in plans for c in p.cuts),
+        recomputed=tuple(r for p in plans for r in p.recomputed),
+        timeline=_timeline(plans),
+        breakdown=top.breakdown,
+        notes=(*notes, *(f"the forward leaves the graph at {b}" for b in breaks)),
+        breaks=breaks,
+        pieces=tuple(plans),
+        _engine=engine,
+    )
+
+
+_SAVED = ("saved_bytes", "baseline_saved_bytes")
+
+
+def _plain_peak(plans: Sequence[Plan]) -> int:
+    """Peak without recomputation: each piece then also runs beside what earlier ones save more."""
+    peak = more = 0
+    for p in plans:
+        peak = max(peak, p.baseline_peak_bytes + more)
+        more += p.baseline_saved_bytes - p.saved_bytes
+    return peak
+
+
+def _together(plans: Sequence[Plan]) -> str:
+    return hashlib.sha256("".join(p.fingerprint for p in plans).encode()).hexdigest()[:32]
+
+
+def _timeline(plans: Sequence[Plan]) -> tuple[TimelineEntry, ...]:
+    halves = [_halves(p.timeline) for p in plans]
+    forward = [entry for before, _ in halves for entry in before]
+    backward = [entry for _, after in reversed(halves) for entry in after]
+    return (*forward, *backward)
+
+
+def _halves(
+    entries: tuple[TimelineEntry, ...],
+) -> tuple[tuple[TimelineEntry, ...], tuple[TimelineEntry, ...]]:
+    at = next((i for i, e in enumerate(entries) if e.what == "boundary"), len(entries))
+    return entries[:at], entries[at:]

@@ -1,0 +1,267 @@
+"""Forwards that torch captures in pieces: planned together, trained as without a plan."""
+
+from __future__ import annotations
+
+import copy
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from planner import InfeasibleBudget, Plan, PlannerError, StalePlan, UntraceableModel, plan
+from runtime import measure
+
+GB = 1e9
+BREAK = "tests/test_pieces.py"
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.down(torch.tanh(nn.functional.gelu(self.up(x))))
+        return x + y
+
+
+@torch.compiler.disable
+def aside() -> None:
+    """Python that torch does not trace."""
+
+
+class Broken(nn.Module):
+    """Blocks with a graph break after each."""
+
+    def __init__(self, width: int = 64, depth: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+            aside()
+        return x
+
+
+class Scan(torch.autograd.Function):
+    """Counts its calls, which torch does not trace; reads what it saved twice."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
+        Scan.calls += 1
+        rows, h = [], torch.zeros_like(x[0])
+        for row in x:
+            h = decay * h + row
+            rows.append(h)
+        y = torch.stack(rows)
+        ctx.save_for_backward(decay, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        assert len(ctx.saved_tensors) == 2
+        decay, y = ctx.saved_tensors
+        (g,), at = grads, torch.zeros_like(grads[0][0])
+        gx, gd = torch.zeros_like(g), torch.zeros_like(decay)
+        for t in range(len(g) - 1, -1, -1):
+            at = gx[t] = g[t] + at
+            if t:
+                gd += (at * y[t - 1]).sum(0)
+            at = at * decay
+        return gx, gd
+
+
+class Scanned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Block(16), Block(16)
+        self.decay = nn.Parameter(torch.full((16,), 0.8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = Scan.apply(self.first(x), self.decay)
+        result: torch.Tensor = self.last(y)
+        return result
+
+
+class Drawing(nn.Module):
+    """Draws from a generator of its own, from numpy, and from Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Block(16), Block(16)
+        self.own = torch.Generator().manual_seed(7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        h = h * (torch.rand(h.shape, generator=self.own) > 0.3)
+        h = h * float(np.random.uniform(0.5, 1.5)) + random.random()
+        result: torch.Tensor = self.last(h)
+        return result
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16)
+        self.rnn = nn.GRU(16, 16, batch_first=True)
+        self.head = Block(16)
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = pack_padded_sequence(
+            self.embedding(ids), lengths, batch_first=True, enforce_sorted=False
+        )
+        out, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
+        result: torch.Tensor = self.head(out)
+        return result
+
+
+X = torch.randn(32, 8, 16, generator=torch.Generator().manual_seed(3))
+CASES: dict[str, tuple[type[nn.Module], tuple[Any, ...]]] = {
+    "graph_break": (Broken, (X.repeat(4, 1, 4),)),
+    "autograd_function": (Scanned, (X,)),
+    "generators": (Drawing, (X,)),
+    "packed": (Packed, (torch.arange(21).reshape(3, 7) % 20, torch.tensor([7, 2, 5]))),
+}
+
+
+def seeded(seed: int = 5) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+def train(model: nn.Module, batch: torch.Tensor) -> None:
+    model(batch).square().mean().backward()
+
+
+def steps(model: nn.Module, args: tuple[Any, ...], count: int = 3) -> list[torch.Tensor]:
+    seeded()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(count):
+        optimizer.zero_grad()
+        loss = model(*args).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trains_as_without_a_plan(name: str) -> None:
+    make, args = CASES[name]
+    seeded()
+    model = make()
+    plain = copy.deepcopy(model)
+    before = Scan.calls
+    wide = plan(model, args, budget_gb=1)
+    assert isinstance(wide, Plan)
+    assert wide.breaks and all("Data-dependent branching" not in b for b in wide.breaks)
+    assert any(BREAK in b for b in wide.breaks), wide.breaks
+    middle = (wide.minimum_peak_bytes + wide.baseline_peak_bytes) // 2
+    made = plan(model, args, budget_gb=max(middle, wide.minimum_peak_bytes) / GB)
+    assert isinstance(made, Plan) and made.peak_bytes <= made.budget_bytes
+    assert Scan.calls - before == (2 if name == "autograd_function" else 0)
+    made.apply()
+    losses = steps(model, args)
+    assert Scan.calls - before == (5 if name == "autograd_function" else 0)
+    for one, other in zip(losses, steps(plain, args), strict=True):
+        assert torch.equal(one, other)
+    for (n, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(p, q), n
+
+
+def test_one_budget_for_all_pieces() -> None:
+    torch.manual_seed(0)
+    model, args = Broken(), CASES["graph_break"][1]
+    wide = plan(model, args, budget_gb=1)
+    assert isinstance(wide, Plan) and len(wide.pieces) == 4
+    overheads = []
+    for part in (1.0, 0.6, 0.3, 0.0):
+        room = wide.baseline_peak_bytes - wide.minimum_peak_bytes
+        budget = wide.minimum_peak_bytes + int(part * room)
+        made = plan(model, args, budget_gb=budget / GB)
+        assert isinstance(made, Plan)
+        check = made.verify(args)
+        assert check.bitwise and check.within_budget, check
+        assert made.lower_bound <= made.overhead
+        overheads.append(made.overhead)
+    assert overheads == sorted(overheads) and overheads[0] == 0 < overheads[-1]
+    with pytest.raises(InfeasibleBudget) as caught:
+        plan(model, args, budget_gb=wide.minimum_peak_bytes * 0.99 / GB)
+    assert caught.value.minimum_bytes == wide.minimum_peak_bytes
+
+
+def test_a_pending_plan_and_a_new_shape_are_planned_when_they_come() -> None:
+    torch.manual_seed(0)
+    model, (x,) = Broken(), CASES["graph_break"][1]
+    plain = copy.deepcopy(model)
+    plan(model, budget_gb=0.01).apply()
+    for batch in (x, x[:50], x):
+        for each in (model, plain):
+            each.zero_grad()
+            each(batch).square().mean().backward()
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            assert p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad)
+        planned = measure(partial(train, model, batch), model, inputs=batch)
+        assert isinstance(model.plan, Plan) and model.plan.breaks
+        assert planned.peak_bytes <= 0.01 * GB
+
+
+def test_plan_files(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, args = Broken(), CASES["graph_break"][1]
+    wide = plan(model, args, budget_gb=1)
+    assert isinstance(wide, Plan)
+    made = plan(model, args, budget_gb=wide.minimum_peak_bytes / GB)
+    assert isinstance(made, Plan)
+    path = tmp_path / "plan.json"
+    made.save(path)
+    loaded = Plan.load(path, model)
+    assert loaded == made and str(loaded) == str(made)
+    check = loaded.verify(args)
+    assert check.bitwise and check.within_budget, check
+    Plan.load(path).apply(other := Broken(depth=3))
+    with pytest.raises((StalePlan, PlannerError)):
+        other(CASES["graph_break"][1][0][:7])
+
+
+def test_a_branch_on_data_is_refused() -> None:
+    class Branching(Broken):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = super().forward(x)
+            if x.sum() > 0:
+                x = 2 * x
+            return x
+
+    with pytest.raises(UntraceableModel, match=r"(?s)test_pieces\.py.*torch\.where"):
+        plan(Branching(), X.repeat(1, 1, 4), budget_gb=1)
+
+
+def test_backward_hooks_of_modules_run_once() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(16), nn.Tanh(), Block(16))
+    log: list[str] = []
+
+    def doubled(_module: nn.Module, args: Any) -> Any:
+        log.append("pre")
+        return (args[0] * 2,)
+
+    model[0].register_forward_pre_hook(doubled)
+    model[2].register_full_backward_hook(lambda _m, _i, _o: log.append("back"))
+    made = plan(model, X, budget_gb=1)
+    assert isinstance(made, Plan) and not log
+    assert any("backward hooks" in note for note in made.notes)
+    made.apply()
+    for _ in range(2):
+        model(X).square().mean().backward()
+    assert log == ["pre", "back"] * 2
