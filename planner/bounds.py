@@ -27,7 +27,7 @@ from planner.linear import NO_LIMITS, Answer, Limits, Program, ProgramError, mem
 from planner.staged_program import Moment, staged_program
 
 _COLUMNS = 60_000  # larger programs take too long for what they add
-_BOUNDARY = Limits(gap=1e-4, nodes=200)
+BOUNDARY_LIMITS = Limits(gap=1e-4, nodes=200)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def lower_bound(instance: Instance, budget: int, moments: Sequence[Moment] = ())
     if instance.boundary == instance.count:
         return bound
     try:
-        bound = max(bound, solve_boundary(instance, budget, _BOUNDARY).bound_ns)
+        bound = max(bound, solve_boundary(instance, budget, BOUNDARY_LIMITS).bound_ns)
         for count in sorted({min(n, len(moments)) for n in (1, 2, 4)} - {0}):
             program = staged_program(instance, budget, moments[:count]).program
             if len(program.cost) > _COLUMNS:

@@ -20,6 +20,9 @@ class CutPoint:
         shape, dtype, bytes: of its storage.
         recompute_ns: time of the operation that makes it, which saving it avoids.
         reason: why it is kept, in words.
+
+    `Plan.cuts` lists first what weighs most: bytes times the time that keeping them avoids. Values
+    about which there is no choice (outputs, results that cannot be made again) come last.
     """
 
     name: str
@@ -52,11 +55,19 @@ class Recomputed:
 
 @dataclass(frozen=True)
 class TimelineEntry:
-    """Bytes held while one step of the schedule runs, the fixed part included."""
+    """One run of an operation, or the boundary.
+
+    Attributes:
+        what: "forward", "backward", "recompute" or "boundary".
+        name: of the operation.
+        bytes: held while it runs, its workspace and the fixed part included.
+        time_ns: how long it runs.
+    """
 
     what: str
     name: str
     bytes: int
+    time_ns: int = 0
 
 
 def saved_values(graph: ComputationGraph, schedule: Schedule) -> frozenset[int]:
@@ -70,29 +81,40 @@ def saved_values(graph: ComputationGraph, schedule: Schedule) -> frozenset[int]:
 
 
 def cut_points(graph: ComputationGraph, schedule: Schedule) -> tuple[CutPoint, ...]:
-    """Saved values that recomputed operations read, in the order of the forward pass."""
+    """Saved values that recomputed operations read, the weightiest first."""
     again = set(schedule.recomputed)
     if not again:
         return ()
     starts = {v for op in again for v in graph.operations[op].inputs}
-    return tuple(
-        _cut_point(graph, v, again) for v in sorted(saved_values(graph, schedule) & starts)
-    )
+    found = sorted(saved_values(graph, schedule) & starts, key=lambda v: _weight(graph, v))
+    return tuple(_cut_point(graph, v, again) for v in found)
+
+
+def _weight(graph: ComputationGraph, v: int) -> tuple[bool, int, int, int]:
+    """Sorting key: choices before the rest, then bytes x time saved, then bytes, falling."""
+    value = graph.values[v]
+    op = graph.operations[_producer(graph, v)]
+    forced = not op.recomputable or value.kind is Kind.OUTPUT
+    return forced, -value.nbytes * op.time_ns, -value.nbytes, v
+
+
+def _producer(graph: ComputationGraph, v: int) -> int:
+    producer = graph.values[v].producer
+    assert producer is not None  # saved values are made by forward operations
+    return producer
 
 
 def _cut_point(graph: ComputationGraph, v: int, again: set[int]) -> CutPoint:
     value = graph.values[v]
-    assert value.producer is not None
-    op = graph.operations[value.producer]
+    op = graph.operations[_producer(graph, v)]
     readers = sum(c in again for c in graph.consumers[v])
     if not op.recomputable:
-        reason = "cannot be made again"
+        reason = "kept: its operation must not run twice"
     elif value.kind is Kind.OUTPUT:
-        reason = "held by the caller anyway"
+        reason = "held in any case: it is an output of the model"
     else:
-        rate = op.time_ns / value.nbytes if value.nbytes else 0.0
-        reason = f"saves {op.time_ns / 1e6:.3g} ms again, {rate:.2g} ns a byte"
-    reason += f"; {readers} recomputed operation{'s' * (readers != 1)} start from it"
+        reason = f"keeping it avoids {_milliseconds(op.time_ns)} of recomputation"
+    reason += f"; {readers} recomputed operation{' reads' if readers == 1 else 's read'} it"
     return CutPoint(
         value.name,
         op.module,
@@ -104,6 +126,10 @@ def _cut_point(graph: ComputationGraph, v: int, again: set[int]) -> CutPoint:
         op.time_ns,
         reason,
     )
+
+
+def _milliseconds(time_ns: int) -> str:
+    return f"{time_ns / 1e6:.3g} ms"
 
 
 def recomputed_operations(graph: ComputationGraph, schedule: Schedule) -> tuple[Recomputed, ...]:
@@ -134,7 +160,7 @@ def timeline(
             op = graph.operations[step.op]
             what = "recompute" if step.op in seen else str(op.phase)
             seen.add(step.op)
-            entries.append(TimelineEntry(what, op.name, held))
+            entries.append(TimelineEntry(what, op.name, held, op.time_ns))
         elif isinstance(step, Boundary):
             entries.append(TimelineEntry("boundary", "", held))
     return tuple(entries)

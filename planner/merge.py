@@ -55,7 +55,9 @@ def merged(
         solve_seconds=seconds,
         step_ns=step,
         recompute_ns=sum(p.recompute_ns for p in plans),
-        fingerprint=_together(plans),
+        fingerprint=_together([p.fingerprint for p in plans]),
+        cost_fingerprint=_together([p.cost_fingerprint for p in plans]),
+        optimizer_peak_bytes=floor,
         order=(),
         cuts=tuple(c for p in plans for c in p.cuts),
         recomputed=tuple(r for p in plans for r in p.recomputed),
@@ -80,8 +82,8 @@ def _plain_peak(plans: Sequence[Plan]) -> int:
     return peak
 
 
-def _together(plans: Sequence[Plan]) -> str:
-    return hashlib.sha256("".join(p.fingerprint for p in plans).encode()).hexdigest()[:32]
+def _together(fingerprints: Sequence[str]) -> str:
+    return hashlib.sha256("".join(fingerprints).encode()).hexdigest()[:32]
 
 
 def _timeline(plans: Sequence[Plan]) -> tuple[TimelineEntry, ...]:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from planner import plan_file
 from planner.cuts import CutPoint, Recomputed, TimelineEntry
-from planner.report import table
+from planner.report_text import table
 from tracer.errors import PlannerError
+from tracer.graph import ComputationGraph
 
 if TYPE_CHECKING:
+    from planner.diff import PlanDiff
     from planner.engine import Engine
+    from planner.frontier import Frontier
     from planner.verify import Verification
-
-FORMAT = "checkpoint-planner plan"
-VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,20 @@ class Plan:
             first calls; else "feasible".
         solver: which solver found it; solve_seconds: how long that took.
         step_ns, recompute_ns: predicted time of the step, and of what runs again in it.
-        cuts: saved values from which recomputation starts.
+        optimizer_peak_bytes: peak of the optimizer's own step, which no schedule changes; 0 if no
+            optimizer was named.
+        cuts: saved values from which recomputation starts, the weightiest first.
         recomputed: operations that run again.
         timeline: bytes held while each operation runs.
         breakdown: what fills the peak, as (what, bytes).
         notes: what the reader should know (costs that are estimates, outputs assumed unused).
-        fingerprint: of the graph that the plan is for; order: the schedule itself.
+        keep, recompute: the patterns that the plan obeys.
+        fingerprint: of the graph that the plan is for, its shapes included; cost_fingerprint: of
+            its costs, too.
+        graph: the step that was planned; order: the schedule, as indices of its operations.
         breaks: where the forward leaves a graph, as "file:line: reason"; empty if it is one graph.
-        pieces: for a forward that is captured in pieces, the plan of each.
+        pieces: for a forward that is captured in pieces, the plan of each; `graph` is then that of
+            the first, and `order` is empty.
     """
 
     budget_bytes: int
@@ -70,15 +76,20 @@ class Plan:
     device: str
     torch_version: str
     fingerprint: str
+    cost_fingerprint: str
+    optimizer_peak_bytes: int
     accumulate: bool
     order: tuple[int, ...]
     cuts: tuple[CutPoint, ...]
     recomputed: tuple[Recomputed, ...]
     timeline: tuple[TimelineEntry, ...]
     breakdown: tuple[tuple[str, int], ...]
+    graph: ComputationGraph = field(repr=False, compare=False)
     notes: tuple[str, ...] = ()
     breaks: tuple[str, ...] = ()
     pieces: tuple[Plan, ...] = ()
+    keep: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
     _engine: Engine | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -125,9 +136,77 @@ class Plan:
 
         return verify(self._need_engine(None), self, batch)
 
+    def edit(
+        self,
+        *,
+        keep: str | Sequence[str] | None = None,
+        recompute: str | Sequence[str] | None = None,
+        budget_gb: float | None = None,
+        time_limit: float = 60.0,
+    ) -> Plan:
+        """A new plan for the same step with other wishes; compare them with `diff`.
+
+        What is left out stays as it is in this plan; an empty sequence drops the patterns. Nothing
+        is traced or measured again. A plan that was read as data gives one that is data, too.
+
+        Args:
+            keep: module-path patterns, as for `planner.plan`.
+            recompute: the same.
+            budget_gb: another budget.
+            time_limit: seconds for the solver.
+
+        Raises:
+            InfeasibleBudget: no schedule fits with these patterns.
+            PlannerError: a pattern matches nothing.
+        """
+        from planner.edit import edit
+
+        return edit(self, keep, recompute, budget_gb, time_limit)
+
+    def diff(self, other: Plan) -> PlanDiff:
+        """What changes from this plan to another: cut points, peak, time. `print` it."""
+        from planner.diff import PlanDiff
+
+        return PlanDiff.of(self, other)
+
+    def check(self) -> list[str]:
+        """What in the plan does not follow from its graph and schedule; empty if it holds.
+
+        Prices the schedule again. The proof of the lower bound is not made again.
+        """
+        from planner.checks import differences
+
+        return differences(self)
+
+    def check_against(
+        self,
+        model: torch.nn.Module,
+        example_inputs: Any = None,
+        *,
+        hardware: str | None = None,
+        optimizer: Any = None,
+    ) -> dict[str, Any]:
+        """Traces a model, without running it, and checks that this plan is for it.
+
+        Args:
+            model: as for `planner.plan`.
+            example_inputs: as for `planner.plan`.
+            hardware: as for `planner.plan`.
+            optimizer: as for `planner.plan`.
+
+        Returns:
+            `operations`, and `peak_bytes` and `step_ns` with the costs that hold here.
+
+        Raises:
+            StalePlan: the plan is for another graph, or over its budget with these costs.
+        """
+        from planner.checks import against
+
+        return against(self, model, example_inputs, hardware, optimizer)
+
     def save(self, path: str | Path) -> None:
-        """Writes the plan as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        """Writes the plan as JSON, for `load` on this or another machine."""
+        write(path, plan_file.to_text(self.to_dict()))
 
     @classmethod
     def load(cls, path: str | Path, model: torch.nn.Module | None = None) -> Plan:
@@ -137,27 +216,49 @@ class Plan:
             PlannerError: the file is not a plan, is damaged, or is of a later version.
         """
         try:
-            text = Path(path).read_text()
+            text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise PlannerError(f"{path} cannot be read: {error}") from error
-        plan = _from_text(text, str(path))
+        plan = plan_file.from_text(text, str(path), cls)
         if model is None:
             return plan
         return dataclasses.replace(plan, _engine=_engine_for(plan, model))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        data = {
-            f.name: _plain(getattr(self, f.name))
-            for f in dataclasses.fields(self)
-            if f.name not in ("_engine", "pieces")
-        }
-        data["pieces"] = [piece.to_dict() for piece in self.pieces]
-        return {"format": FORMAT, "version": VERSION, **data}
+        """Plain data, for JSON: what a plan file holds (see `planner/plan.schema.json`)."""
+        return plan_file.to_dict(self)
 
-    def report(self, path: str | Path) -> None:
-        """Writes the table and the cut points to a text file."""
-        Path(path).write_text(table(self, rows=None) + "\n")
+    def report(self, path: str | Path, *, frontier: Frontier | None = None) -> None:
+        """Writes a report; the ending of the name says which.
+
+        Args:
+            path: `.html`, a page that needs nothing but a browser; `.txt`, the table with all cut
+                points; `.png`, `.svg` or `.pdf`, plots (needs matplotlib).
+            frontier: what `planner.frontier` returned, for the trade-off curve. Left out, the curve
+                shows this plan, the step without recomputation, and lower bounds.
+
+        Raises:
+            PlannerError: another ending, no matplotlib, or the file cannot be written.
+        """
+        from planner.report import write_report
+
+        write_report(self, Path(path), frontier)
+
+    def export(self, path: str | Path, format: str | None = None) -> None:
+        """Writes the timeline or the graph for other programs.
+
+        Args:
+            path: where to; without `format` the ending decides.
+            format: "chrome-trace" (`.json`; opens in Perfetto), "csv", "graphml" or "dot".
+        """
+        from planner.export import export
+
+        export(self, Path(path), format)
+
+    def _repr_html_(self) -> str:
+        from planner.report_page import notebook
+
+        return notebook(self)
 
     def _need_engine(self, model: torch.nn.Module | None) -> Engine:
         if model is not None and (self._engine is None or self._engine.model is not model):
@@ -178,41 +279,9 @@ def _engine_for(plan: Plan, model: torch.nn.Module) -> Engine:
     return Engine(model, Request(plan.budget_bytes))
 
 
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {k: _plain(v) for k, v in dataclasses.asdict(value).items()}
-    return [_plain(v) for v in value] if isinstance(value, tuple) else value
-
-
-def _from_text(text: str, where: str) -> Plan:
+def write(path: str | Path, text: str) -> None:
+    """Writes a text file; an error names the file."""
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise PlannerError(f"{where} is not a plan file: it is not valid JSON ({error})") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise PlannerError(f"{where} is not a plan file: it does not say format = {FORMAT!r}")
-    if data.get("version") != VERSION:
-        raise PlannerError(
-            f"{where} is a plan of version {data.get('version')!r}; this library reads version "
-            f"{VERSION}. Make the plan again, or use the library that wrote it"
-        )
-    try:
-        return _from_data(data)
-    except (KeyError, TypeError, ValueError) as error:
-        raise PlannerError(f"{where} is a damaged plan file: {error!r}") from error
-
-
-def _from_data(data: Mapping[str, Any]) -> Plan:
-    fields = {f.name: data[f.name] for f in dataclasses.fields(Plan) if f.name != "_engine"}
-    fields["pieces"] = tuple(_from_data(piece) for piece in fields["pieces"])
-    fields["breaks"] = tuple(str(b) for b in fields["breaks"])
-    fields["order"] = tuple(int(i) for i in fields["order"])
-    fields["cuts"] = tuple(CutPoint(**{**c, "shape": tuple(c["shape"])}) for c in fields["cuts"])
-    fields["recomputed"] = tuple(Recomputed(**r) for r in fields["recomputed"])
-    fields["timeline"] = tuple(TimelineEntry(**t) for t in fields["timeline"])
-    fields["breakdown"] = tuple((str(k), int(v)) for k, v in fields["breakdown"])
-    fields["notes"] = tuple(str(n) for n in fields["notes"])
-    for name in ("budget_bytes", "peak_bytes", "step_ns"):
-        if not isinstance(fields[name], int):
-            raise TypeError(f"{name} is not a whole number")
-    return Plan(**fields)
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PlannerError(f"{path} cannot be written: {error}") from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from planner.progress import report
 from planner.request import Inputs, Request, device_of, free_bytes, reserved_total
 from runtime.execute import BOOKKEEPING_BYTES
 from tracer.costs import CostModel
@@ -33,7 +33,10 @@ class Pricing:
     costs: CostModel
     device: torch.device
     memory_bytes: int | None
-    progress: Callable[[int, int], None] | None = None
+
+    def progress(self, done: int, total: int) -> None:
+        """Called while operations are priced, which on a device means measured."""
+        report("pricing operations", done, total)
 
     @classmethod
     def of(cls, model: torch.nn.Module, request: Request) -> Pricing:
@@ -85,8 +88,12 @@ def optimizer_peak(model: torch.nn.Module, optimizer: Any, graph: ComputationGra
     """Peak of the optimizer's step: everything held, all gradients, and its temporaries."""
     if optimizer is None:
         return 0
+    return after_backward(graph) + optimizer_step_bytes(model, optimizer)
+
+
+def after_backward(graph: ComputationGraph) -> int:
+    """Bytes held when the optimizer's step begins: the fixed part, all gradients, the outputs."""
     gradients = 0
     if not graph.accumulate:
         gradients = sum(v.nbytes for v in graph.values if v.kind is Kind.GRADIENT)
-    outputs = sum(v.nbytes for v in graph.values if v.kind is Kind.OUTPUT)
-    return graph.fixed + gradients + outputs + optimizer_step_bytes(model, optimizer)
+    return graph.fixed + gradients + sum(v.nbytes for v in graph.values if v.kind is Kind.OUTPUT)

@@ -63,13 +63,18 @@ def summarise(
         device=device,
         torch_version=torch.__version__,
         fingerprint=graph.fingerprint(costs=False),
+        cost_fingerprint=graph.fingerprint(),
+        optimizer_peak_bytes=floor,
         accumulate=graph.accumulate,
         order=solution.order,
         cuts=cut_points(graph, schedule),
         recomputed=recomputed_operations(graph, schedule),
         timeline=timeline(graph, schedule, result),
         breakdown=breakdown(graph, schedule, result),
+        graph=graph,
         notes=notes,
+        keep=engine.request.keep if engine else (),
+        recompute=engine.request.recompute if engine else (),
         _engine=engine,
     )
 
