@@ -13,6 +13,8 @@ check_siblings()  # before anything imports `tracer` or `runtime`
 
 from planner.api import plan
 from planner.cuts import CutPoint
+from planner.fit import fit
+from planner.fit_result import Fit, FitPoint
 from planner.frontier import Frontier, FrontierPoint, frontier
 from planner.pending import PendingPlan
 from planner.plan import Plan
@@ -30,6 +32,8 @@ from tracer.errors import (
 __all__ = [
     "SOLVERS",
     "CutPoint",
+    "Fit",
+    "FitPoint",
     "Frontier",
     "FrontierPoint",
     "InfeasibleBudget",
@@ -42,6 +46,7 @@ __all__ = [
     "StalePlan",
     "UnknownHardware",
     "UntraceableModel",
+    "fit",
     "frontier",
     "plan",
 ]

@@ -19,6 +19,9 @@ COMMANDS = {
         "examples/bert_large.py --layers 4 --hidden 128 --sequence 128 --vocabulary 512 "
         "--budgets 60 40 --rounds 1"
     ),
+    "what_fits": (
+        "examples/what_fits.py --size tiny --sequence 32 --vocabulary 128 --budget-gb 0.03"
+    ),
     "step_time": "-m benchmarks.step_time launch --rounds 1",
 }
 
