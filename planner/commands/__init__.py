@@ -1,0 +1,1 @@
+"""The commands of `checkpoint-planner`: one file for each kind."""
