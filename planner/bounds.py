@@ -19,8 +19,9 @@ second for thousands of operations.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.instance import Instance
 from planner.linear import NO_LIMITS, Answer, Limits, Program, ProgramError, memory_unit
@@ -112,11 +113,14 @@ def solve_boundary(instance: Instance, budget: int, limits: Limits = NO_LIMITS) 
     )
 
 
-def lower_bound(instance: Instance, budget: int, moments: Sequence[Moment] = ()) -> int:
+def lower_bound(
+    instance: Instance, budget: int, moments: Sequence[Moment] = (), end: float = math.inf
+) -> int:
     """Step time in ns that no schedule within the budget beats.
 
     The best of the boundary program and of staged programs with the first one, two, four of
-    `moments`, which are best sorted by how much they bind. Any moments give valid bounds.
+    `moments`, which are best sorted by how much they bind. Any moments give valid bounds. Programs
+    that are not solved by `end`, in seconds of the monotonic clock, are left out.
 
     Raises:
         ProgramError: `infeasible` if no schedule fits the budget at all.
@@ -125,17 +129,21 @@ def lower_bound(instance: Instance, budget: int, moments: Sequence[Moment] = ())
     if instance.boundary == instance.count:
         return bound
     try:
-        bound = max(bound, solve_boundary(instance, budget, BOUNDARY_LIMITS).bound_ns)
+        bound = max(bound, solve_boundary(instance, budget, _limits(end)).bound_ns)
         for count in sorted({min(n, len(moments)) for n in (1, 2, 4)} - {0}):
             program = staged_program(instance, budget, moments[:count]).program
             if len(program.cost) > _COLUMNS:
                 break
-            answer = program.solve(relaxed=True)
+            answer = program.solve(Limits(seconds=end - time.monotonic()), relaxed=True)
             bound = max(bound, instance.graph.time_ns + safe_floor(answer))
     except ProgramError as error:
         if error.infeasible:
             raise
     return bound
+
+
+def _limits(end: float) -> Limits:
+    return replace(BOUNDARY_LIMITS, seconds=end - time.monotonic())
 
 
 def safe_floor(answer: Answer) -> int:

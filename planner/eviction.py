@@ -16,7 +16,11 @@ RUNS_PER_OPERATION = 40  # deeper recursion than that is given up as hopeless
 
 
 class OutOfMemory(Exception):
-    """Nothing is left that could be evicted."""
+    """Nothing is left that could be evicted, after `runs` runs of operations."""
+
+    def __init__(self, runs: int) -> None:
+        self.runs = runs
+        super().__init__(runs)
 
 
 class _Run:
@@ -117,7 +121,7 @@ class _Run:
         inst = self.instance
         made = inst.makes[o]
         if len(self.order) > RUNS_PER_OPERATION * inst.count:
-            raise OutOfMemory
+            raise OutOfMemory(len(self.order))
         self._make_room(sum(inst.size[v] for v in made) + inst.workspace[o])
         self.order.append(o)
         first = o not in self.ran
@@ -144,7 +148,7 @@ class _Run:
                 if v in self.there and not self.locks[v]:
                     return v
             if not self._sort_queue():
-                raise OutOfMemory
+                raise OutOfMemory(len(self.order))
             fresh = True
 
     def _sort_queue(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from weakref import WeakKeyDictionary
 
 from planner.eviction import OutOfMemory, greedy_order
 from planner.instance import Instance
@@ -17,42 +18,50 @@ from tracer.errors import InfeasibleBudget
 from tracer.graph import ComputationGraph
 
 REFINEMENTS = 8  # bisections after the first success
+RUNS = 300_000  # of operations, in all passes of greedy eviction
+
+Answer = tuple[int, tuple[int, ...]]
+_KNOWN: WeakKeyDictionary[ComputationGraph, dict[object, Answer]] = WeakKeyDictionary()
 
 
 def minimum_peak(
     graph: ComputationGraph, keep: Iterable[int] = (), recompute: Iterable[int] = ()
-) -> tuple[int, tuple[int, ...]]:
+) -> Answer:
     """(least peak in bytes, an order that reaches it)."""
     instance = Instance(Problem(graph, 0, frozenset(keep), frozenset(recompute)))
     return least_peak(instance)
 
 
-def least_peak(instance: Instance) -> tuple[int, tuple[int, ...]]:
+def least_peak(instance: Instance) -> Answer:
     """Climbs from what no schedule can avoid to where greedy eviction succeeds, then bisects.
 
     Often the first try succeeds, and the peak is then the least of all schedules. For tiny graphs
-    it always is.
+    it always is. The answer is kept as long as the graph.
     """
+    answers = _KNOWN.setdefault(instance.graph, {})
+    key = (tuple(instance.again), instance.dropped)
+    if key not in answers:
+        answers[key] = _least_peak(instance)
+    return answers[key]
+
+
+def _least_peak(instance: Instance) -> Answer:
     best = _unbounded(instance)
     peak = instance.peak(best)
-    low = unavoidable_peak(instance)
+    low = high = unavoidable_peak(instance)
     step = max(1, (peak - low) // 1024)
-    high = low
-    while high < peak:
-        fitting = _within(instance, high)
-        if fitting is not None:
-            best, peak = fitting, instance.peak(fitting)
-            break
-        low, high, step = high + 1, high + step, 2 * step
-    for _ in range(REFINEMENTS):
-        if low >= peak:
-            break
-        middle = (low + peak) // 2
-        fitting = _within(instance, middle)
+    climbing, tries, runs = True, REFINEMENTS, RUNS
+    while low < peak and tries and runs > 0:
+        fitting, used = _within(instance, high)
+        runs -= used
         if fitting is None:
-            low = middle + 1
+            low = high + 1
         else:
-            best, peak = fitting, instance.peak(fitting)
+            best, peak, climbing = fitting, instance.peak(fitting), False
+        if climbing:
+            high, step = min(high + step, peak - 1), 2 * step
+        else:
+            high, tries = (low + peak) // 2, tries - 1
     if instance.count <= TINY:
         with suppress(TooLarge):
             best = least_peak_order(instance, unavoidable_peak(instance), best)
@@ -70,16 +79,19 @@ def _keepable(instance: Instance) -> list[int]:
     return [v for v in made if instance.is_choice(v) and v not in instance.dropped]
 
 
-def _within(instance: Instance, budget: int) -> tuple[int, ...] | None:
-    """An order with a peak of at most `budget`, if greedy eviction finds one."""
+def _within(instance: Instance, budget: int) -> tuple[tuple[int, ...] | None, int]:
+    """(an order within `budget`, if greedy eviction finds one, and the runs that it took)."""
+    runs = 0
     for fresh in (8, 32):
         try:
             order = greedy_order(instance, budget, fresh)
-        except OutOfMemory:
+        except OutOfMemory as error:
+            runs += error.runs
             continue
+        runs += len(order)
         if instance.peak(order) <= budget:
-            return tuple(order)
-    return None
+            return tuple(order), runs
+    return None, runs
 
 
 def unavoidable_peak(instance: Instance) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,19 +70,21 @@ def repair_order(
     return line.order
 
 
-def repair_line(line: Timeline, budget: int, steps: int) -> None:
+def repair_line(line: Timeline, budget: int, steps: int, end: float = math.inf) -> None:
     """Evicts values at the peak until the line fits, in at most `steps` steps.
 
     Each step takes, of the evictions at the worst row, the one that removes most bytes over the
     budget (summed over all rows) for its time.
 
     Raises:
-        Stuck: it cannot be made to fit in this way.
+        Stuck: it cannot be made to fit in this way, or not before `end` (monotonic clock).
     """
     excess = _excess(line.memory, budget)
     for _ in range(steps):
         if excess == 0:
             return
+        if time.monotonic() > end:
+            break
         best: tuple[Eviction, NDArray[np.int64]] | None = None
         least, after = 0.0, 0
         for eviction in evictions(line, int(line.memory.argmax()))[:TRIED]:
@@ -96,11 +100,13 @@ def repair_line(line: Timeline, budget: int, steps: int) -> None:
     raise Stuck
 
 
-def improve_order(instance: Instance, order: Sequence[int], work: int) -> list[int]:
+def improve_order(
+    instance: Instance, order: Sequence[int], work: int, end: float = math.inf
+) -> list[int]:
     """Takes out one second run at a time, evicts something else for it, keeps what is faster.
 
     `work` bounds the number of exchanges tried, times the length of the order; expensive runs come
-    first.
+    first. It stops at `end`, in seconds of the monotonic clock.
     """
     budget = instance.budget
     line = Timeline(instance, order)
@@ -108,18 +114,18 @@ def improve_order(instance: Instance, order: Sequence[int], work: int) -> list[i
     tries = max(4, work // max(1, len(order)))
     best = instance.time_of(line.order)
     failed: set[int] = set()
-    while tries > 0:
+    while tries > 0 and time.monotonic() < end:
         again = [row for row in line.again() if line.rows[row] not in failed]
         if not again:
             break
         row = max(again, key=lambda r: (instance.time[line.rows[r]], -r))
         o, tries = line.rows[row], tries - 1
         other = _without(line, row, budget)
-        time = best if other is None else instance.time_of(other.order)
-        if other is None or time >= best:
+        spent = best if other is None else instance.time_of(other.order)
+        if other is None or spent >= best:
             failed.add(o)
         else:
-            line, best = other, time
+            line, best = other, spent
             failed.clear()
     return line.order
 

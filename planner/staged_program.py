@@ -42,12 +42,14 @@ class StagedProgram:
     Attributes:
         moments: in order, the boundary among them.
         held: for each moment the column of each value.
+        again: for each interval, one more than moments, the column of each operation.
         memory: for each moment its memory row; `unit`: bytes that one of them counts as one.
     """
 
     program: Program
     moments: tuple[Moment, ...]
     held: list[dict[int, int]]
+    again: list[dict[int, int]]
     memory: list[int]
     unit: float
 
@@ -86,7 +88,7 @@ class _Builder:
             self._interval_rows(i)
         memory = [self._memory_row(i) for i in range(count)]
         self._after_rows()
-        return StagedProgram(self.program, self.moments, self.held, memory, self.unit)
+        return StagedProgram(self.program, self.moments, self.held, self.again, memory, self.unit)
 
     def _reads_by_interval(self) -> list[set[int]]:
         """Values that first runs read in each interval, the one at its moment included."""
@@ -219,7 +221,7 @@ class _Builder:
             reads |= self.reads[i + 1]
             for o, column in self.again[i + 1].items():
                 later.setdefault(o, []).append(column)
-                after[o] = self.program.column(f"after_{o}_{i}")
+                after[o] = self.program.column(f"after_{o}_{i}", integer=False)
                 terms = [*((c, 1.0) for c in later[o]), (after[o], -1.0)]
                 self.program.row(f"after_{o}_{i}", terms, lower=0.0)
             for o, column in after.items():

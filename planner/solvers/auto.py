@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -17,15 +18,19 @@ from planner.solvers import exhaustive, staged
 from planner.solvers.chain import chain_order
 from runtime.schedule import save_all_order
 
-CLOSE = 2e-3  # gap, as a fraction of the step, that needs no second opinion
+CLOSE = 1e-3  # gap, as a fraction of the step, that needs no second opinion
+WIDE = 2e-2  # gap at which it is worth while to solve the chain
 TRIES = 200_000  # exchanges tried on the best order, times its length
+SHARES = (0.55, 0.7, 0.85)  # of the time limit, at which the program, bound and others must end
 
 
 def solve(problem: Problem, *, time_limit: float) -> Solution:
     """Nothing to do if all fits; else the staged program, and where that leaves a gap the others.
 
-    The work is bounded by counts, not by the clock, so that every process finds the same plan.
+    The work is bounded by counts, so that every process finds the same plan, unless the time limit
+    comes first: then the best plan so far is returned.
     """
+    start = time.monotonic()
     instance = Instance(problem)
     nothing = save_all_order(problem.graph)
     if not instance.dropped and instance.peak(nothing) <= problem.budget_bytes:
@@ -36,35 +41,39 @@ def solve(problem: Problem, *, time_limit: float) -> Solution:
     if instance.count <= TINY:
         with suppress(TooLarge):
             return exhaustive.solve(problem, time_limit=time_limit)
-    return _combined(instance, least_order)
+    return _combined(instance, least_order, start, time_limit)
 
 
-def _combined(instance: Instance, least_order: tuple[int, ...]) -> Solution:
-    found = staged.search(instance)
+def _combined(
+    instance: Instance, least_order: tuple[int, ...], start: float, time_limit: float
+) -> Solution:
+    ends = [start + share * time_limit for share in SHARES]
+    found = staged.search(instance, end=ends[0])
     try:
-        bound = lower_bound(instance, instance.budget, found.binding)
+        bound = lower_bound(instance, instance.budget, found.binding, ends[1])
     except ProgramError as error:
         raise infeasible(instance, instance.budget) from error
     orders = {"staged": found.order} if found.order else {}
-    close = bound + CLOSE * instance.graph.time_ns
-    if not found.order or found.time_ns > close:
-        orders |= dict(_others(instance, least_order))
+    step = instance.graph.time_ns
+    if not found.order or found.time_ns > bound + CLOSE * step:
+        orders |= dict(_simple(instance, least_order))
+    best = min(map(instance.time_of, orders.values()))
+    if best > bound + WIDE * step:
+        chained = chain_order(instance, instance.budget, ends[2])
+        orders |= {} if chained is None else {"chain": tuple(chained)}
     name, order = min(orders.items(), key=lambda pair: instance.time_of(pair[1]))
-    if instance.time_of(order) > close:
-        order = tuple(improve_order(instance, order, TRIES))
-    time = instance.time_of(order)
-    return Solution(order, min(bound, time), bound >= time, name)
+    if instance.time_of(order) > bound + CLOSE * step:
+        order = tuple(improve_order(instance, order, TRIES, start + time_limit))
+    spent = instance.time_of(order)
+    return Solution(order, min(bound, spent), bound >= spent, name)
 
 
-def _others(
+def _simple(
     instance: Instance, least_order: tuple[int, ...]
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Orders within the budget by other rules; the one of least peak always is."""
+    """Orders within the budget by simple rules; the one of least peak always is."""
     budget = instance.budget
     yield "least peak", tuple(reduce_order(instance, least_order, budget))
-    chained = chain_order(instance, budget)
-    if chained is not None:
-        yield "chain", tuple(chained)
     for fresh in (1, 8, 32):
         try:
             order = greedy_order(instance, budget, fresh)

@@ -18,7 +18,8 @@ of sizes to levels, which goes up. The order is then priced exactly and polished
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,34 +42,36 @@ Array = NDArray[np.float64]
 
 
 def solve(problem: Problem, *, time_limit: float) -> Solution:
-    """The chain's order; `time_limit` is not needed, the work is bounded by the graph's size."""
+    """The chain's order; its work is bounded by the graph's size and by `time_limit`."""
     instance = Instance(problem)
-    order = chain_order(instance, problem.budget_bytes)
+    order = chain_order(instance, problem.budget_bytes, time.monotonic() + time_limit)
     if order is None:
         raise infeasible(instance, problem.budget_bytes)
     return Solution(tuple(order), winner="chain")
 
 
-def chain_order(instance: Instance, budget: int) -> list[int] | None:
-    """An order within the budget, or None if the chain has none."""
+def chain_order(instance: Instance, budget: int, end: float = math.inf) -> list[int] | None:
+    """An order within the budget, or None if the chain has none by `end` (monotonic clock)."""
     found: list[list[int]] = []
     seen: set[tuple[int, ...]] = set()
     for shortest in _SHORTEST:
-        chain = prepare(instance, shortest)
+        chain = split(instance, shortest)
         shape = tuple(len(x.forward) for x in chain.blocks)
-        if shape not in seen:
+        if shape not in seen and not (found and time.monotonic() > end):
             seen.add(shape)
-            found += _orders(chain, budget)
+            found += _orders(Prepared(instance, chain), budget, end)
     if not found:  # the least memory needs a cut wherever there can be one
-        found += _orders(prepare(instance, 1), budget)
+        found += _orders(prepare(instance, 1), budget, end)
     return min(found, key=instance.time_of, default=None)
 
 
-def _orders(chain: Prepared, budget: int) -> Iterator[list[int]]:
+def _orders(chain: Prepared, budget: int, end: float) -> Iterator[list[int]]:
     """Orders within the budget: the table's memory is lowered by what its order has too much."""
     instance, target = chain.instance, budget
-    for _ in range(_TRIES):
-        order = _Table(chain, target).order()
+    for number in range(_TRIES):
+        if number and time.monotonic() > end:
+            return
+        order = table_order(chain, target)
         if order is None:
             return
         peak = instance.peak(order)
@@ -80,6 +83,14 @@ def _orders(chain: Prepared, budget: int) -> Iterator[list[int]]:
         target -= peak - budget
 
 
+def table_order(chain: Prepared, budget: int) -> list[int] | None:
+    """The order that the table of one budget describes, by its model of memory; None if none."""
+    return _Table(chain, budget).order()
+
+
+Choose = Callable[[tuple[Option, ...], Block], tuple[Option, ...]]
+
+
 class Prepared:
     """A chain with what its table needs, the same for every budget.
 
@@ -88,16 +99,19 @@ class Prepared:
         forward_time, forward_peak: of running it forward and keeping only its target.
         gradients: bytes that its backward leaves behind.
         fixed: bytes held beside the chain during the whole step.
+
+    `choose` may leave some options of a block out.
     """
 
-    def __init__(self, instance: Instance, chain: Chain) -> None:
+    def __init__(self, instance: Instance, chain: Chain, choose: Choose | None = None) -> None:
         self.instance = instance
         self.blocks = chain.blocks
         outside = set(chain.persistent) | _held_anyway(instance)
         by_kind: dict[int, tuple[Option, ...]] = {}
         for block in chain.blocks:
             if block.kind not in by_kind:
-                by_kind[block.kind] = block_options(instance, block, outside)
+                options = block_options(instance, block, outside)
+                by_kind[block.kind] = choose(options, block) if choose else options
         self.options = [by_kind[x.kind] for x in chain.blocks]
         self.forward_time = [
             sum(instance.time[o] for o in x.forward if instance.again[o]) for x in chain.blocks

@@ -8,6 +8,8 @@ as an integer one in which the columns that came out whole are fixed (RENS, Bert
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.decisions import decisions
 from planner.instance import Instance
 from planner.linear import Answer, Limits, Program, ProgramError
 from planner.minimum import infeasible
@@ -34,6 +37,9 @@ TIGHTER = (0.003, 0.01)  # shares of the budget taken off before columns are fix
 TRIES = 60_000  # exchanges tried after each round, times operations
 REPAIRS = 600  # evictions in one repair
 COLUMNS = 60_000  # larger programs take too long
+RINS_NODES = 50
+RINS_SECONDS = 5.0
+ONES_SECONDS = 3.0
 WHOLE = 14_000  # most columns of an integer program in which only the ones are fixed
 
 
@@ -45,11 +51,11 @@ class Found:
     time_ns: int = 0
     binding: tuple[Moment, ...] = ()
 
-    def consider(self, instance: Instance, order: Sequence[int]) -> None:
+    def consider(self, instance: Instance, order: Sequence[int], end: float = math.inf) -> None:
         """Repairs and reduces an order and keeps it if it is the fastest so far."""
         line = Timeline(instance, order)
         try:
-            repair_line(line, instance.budget, REPAIRS)
+            repair_line(line, instance.budget, REPAIRS, end)
         except Stuck:
             return
         reduce_line(line, instance.budget)
@@ -59,21 +65,24 @@ class Found:
 
 
 def solve(problem: Problem, *, time_limit: float) -> Solution:
-    """Refines the staged program; bounded work, the same in every run."""
-    del time_limit
+    """Refines the staged program; its work is bounded, the same in every run that has the time."""
     instance = Instance(problem)
-    found = search(instance)
+    found = search(instance, end=time.monotonic() + time_limit)
     if not found.order:
         raise infeasible(instance, problem.budget_bytes)
     return Solution(found.order)
 
 
 def search(
-    instance: Instance, known: Iterable[Moment] = (), rounds: int = ROUNDS, tries: int = TRIES
+    instance: Instance,
+    known: Iterable[Moment] = (),
+    rounds: int = ROUNDS,
+    tries: int = TRIES,
+    end: float = math.inf,
 ) -> Found:
     """Rounds of solving, making the order, repairing it and adding moments.
 
-    The first round has the moments `known`.
+    The first round has the moments `known`. At `end`, in seconds of the monotonic clock, it stops.
     """
     found = Found()
     moments = set(known)
@@ -82,44 +91,81 @@ def search(
         if len(staged.program.cost) > COLUMNS and found.order:
             break
         try:
-            relaxed = staged.program.solve(relaxed=True)
+            relaxed = staged.program.solve(Limits(seconds=end - time.monotonic()), relaxed=True)
         except ProgramError:
             break
         found.binding = _binding(instance, staged, relaxed)
-        order = _orders(instance, staged, relaxed, found)
-        if found.order and moments:
-            found.consider(instance, improve_order(instance, found.order, tries))
+        order = _orders(instance, staged, relaxed, found, end)
         target = instance.graph.time_ns * (1 + CLOSE) + relaxed.bound
+        if found.order and moments and found.time_ns > target:
+            order = _agreed(instance, staged, relaxed, found, end) or order
+            improved = improve_order(instance, found.order, tries, end)
+            found.consider(instance, improved, end)
         new = violated(instance, order, moments)
-        if not new or (found.order and found.time_ns <= target):
+        if not new or (found.order and found.time_ns <= target) or time.monotonic() > end:
             break
         moments.update(new)
     return found
 
 
-def _orders(instance: Instance, staged: StagedProgram, relaxed: Answer, found: Found) -> list[int]:
-    """Keeps the best repaired order of the linear and the integer answer; returns the last raw."""
-    order: list[int] = []
-    for answer in (relaxed, *_integer(staged, relaxed, instance)):
-        held = [
-            {v for v, c in columns.items() if answer.values[c] > 0.5} for columns in staged.held
-        ]
-        order = staged_order(instance, staged.moments, held)
-        found.consider(instance, order)
+def _agreed(
+    instance: Instance, staged: StagedProgram, relaxed: Answer, found: Found, end: float
+) -> list[int]:
+    """The order of the integer program in which what relaxation and best order share is fixed.
+
+    This is RINS (Danna, Rothberg and Le Pape 2005); [] if it finds nothing.
+    """
+    now = decisions(instance, staged, found.order)
+    program = copy(staged.program)
+    program.lower, program.upper = program.lower[:], program.upper[:]
+    for column, value in now.items():
+        if abs(relaxed.values[column] - value) < 1e-6:
+            program.lower[column] = max(program.lower[column], value)
+            program.upper[column] = min(program.upper[column], value)
+    limits = Limits(nodes=RINS_NODES, seconds=min(RINS_SECONDS, end - time.monotonic()))
+    try:
+        answer = program.solve(limits, start=now)
+    except ProgramError:
+        return []
+    if not answer.values:
+        return []
+    order = _described(instance, staged, answer)
+    found.consider(instance, order, end)
     return order
 
 
-def _integer(staged: StagedProgram, relaxed: Answer, instance: Instance) -> Iterator[Answer]:
+def _described(instance: Instance, staged: StagedProgram, answer: Answer) -> list[int]:
+    """The order that an answer describes."""
+    held = [{v for v, c in columns.items() if answer.values[c] > 0.5} for columns in staged.held]
+    return staged_order(instance, staged.moments, held)
+
+
+def _orders(
+    instance: Instance, staged: StagedProgram, relaxed: Answer, found: Found, end: float
+) -> list[int]:
+    """Keeps the best repaired order of the linear and the integer answer; returns the last raw."""
+    order: list[int] = []
+    for answer in (relaxed, *_integer(staged, relaxed, instance, end)):
+        order = _described(instance, staged, answer)
+        found.consider(instance, order, end)
+    return order
+
+
+def _integer(
+    staged: StagedProgram, relaxed: Answer, instance: Instance, end: float
+) -> Iterator[Answer]:
     """The integer answer with columns fixed that are whole in a linear one, if there is one.
 
     The whole columns of the program itself often leave no room for the rest; those of slightly
     smaller budgets do. If they fail too, only the ones are fixed.
     """
-    limits = Limits(slack=CLOSE / 2 * instance.graph.time_ns, nodes=NODES)
+    slack = CLOSE / 2 * instance.graph.time_ns
     program = staged.program
     for share in TIGHTER:
         try:
-            linear = _tighter(staged, share * instance.budget).solve(relaxed=True)
+            limits = Limits(slack=slack, nodes=NODES, seconds=end - time.monotonic())
+            tighter = _tighter(staged, share * instance.budget)
+            linear = tighter.solve(limits, relaxed=True)
             answer = _fixed(program, linear, zeros=True).solve(limits)
         except ProgramError:
             continue
@@ -128,6 +174,9 @@ def _integer(staged: StagedProgram, relaxed: Answer, instance: Instance) -> Iter
             return
     if len(program.cost) <= WHOLE:
         with suppress(ProgramError):
+            limits = Limits(
+                slack=slack, nodes=NODES, seconds=min(ONES_SECONDS, end - time.monotonic())
+            )
             answer = _fixed(program, relaxed, zeros=False).solve(limits)
             yield from [answer] if answer.values else []
 
