@@ -58,16 +58,19 @@ def only_save_all(options: tuple[Option, ...], block: Block) -> tuple[Option, ..
 
 
 def per_block(instance: Instance) -> Iterator[list[int]]:
-    """One checkpoint for each block: `torch.utils.checkpoint` around every layer."""
-    chain = split(instance, BLOCK)
-    saved = {*chain.persistent, *(block.target for block in chain.blocks[:-1])}
-    yield block_order(instance, chain.blocks, saved)
+    """One checkpoint for each block: `torch.utils.checkpoint` around every layer.
 
-
-def block_order(instance: Instance, blocks: tuple[Block, ...], saved: set[int]) -> list[int]:
-    """Keeps `saved`; every block runs forward again as a whole before its backward."""
-    kept = {v for v in saved if v >= 0}
-    return lazy_order(instance, kept - instance.dropped)
+    A block runs forward again as a whole before its backward, up to the last operation that makes
+    something that backward reads (torch's early stop).
+    """
+    order = list(range(instance.boundary))
+    needed = set(instance.graph.candidates)
+    for block in reversed(split(instance, BLOCK).blocks):
+        useful = [i for i, o in enumerate(block.forward) if needed.intersection(instance.makes[o])]
+        again = block.forward[: max(useful, default=-1) + 1]
+        order += [o for o in again if instance.again[o]]
+        order += block.backward
+    yield order
 
 
 def min_cut_knapsack(instance: Instance, steps: int = 20) -> Iterator[list[int]]:

@@ -24,6 +24,7 @@ class Instance:
         state: for each operation its random-number state, or -1.
         again: whether an operation may run more than once (the problem's `keep` included).
         held: whether a value, once made, is never freed by the schedule.
+        evictable: whether a value is a choice that can be made again, states left out.
         dropped: values that must not be held at the boundary: the problem's `recompute`, as far
             as that is possible (outputs are held by the caller, some values cannot be made again).
         consumers: for each value the operations that read it, in order.
@@ -57,6 +58,11 @@ class Instance:
             for v in problem.recompute
             if v in made and self.again[self.producer[v]] and not self.held[v]
         )
+        states = {s for s in self.state if s >= 0}
+        self.evictable = [
+            self.is_choice(v) and self.again[o] and v not in states
+            for v, o in enumerate(self.producer)
+        ]
         self.released = self._releases()
 
     def at(self, budget: int) -> Instance:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +16,16 @@ from planner.instance import Instance
 from planner.timeline import Timeline
 
 LONGEST_CHAIN = 60  # runs that one eviction may cost
-TRIED = 24  # evictions priced exactly at each step
+PROMISING = 40  # evictions looked at in each step
+TRIED = 8  # of them priced exactly
+STRETCHES = (1, 3, 8, 20)  # runs that follow each other and are taken out together
+EXCHANGED = 40  # evictions for one stretch
+SHAKEN = (1, 2, 3, 5, 8, 13, 20)  # lengths of random stretches
+SHUFFLE = 0.5  # spread of the logarithm of ranks that are shuffled
+WARM = 1e-3  # of the step: what an exchange may cost
+PATIENCE = 60  # exchanges without success after which the search returns to its best
+
+Noise = random.Random
 
 
 def reduce_order(instance: Instance, order: Sequence[int], budget: int) -> list[int]:
@@ -70,11 +81,13 @@ def repair_order(
     return line.order
 
 
-def repair_line(line: Timeline, budget: int, steps: int, end: float = math.inf) -> None:
+def repair_line(
+    line: Timeline, budget: int, steps: int, end: float = math.inf, noise: Noise | None = None
+) -> None:
     """Evicts values at the peak until the line fits, in at most `steps` steps.
 
     Each step takes, of the evictions at the worst row, the one that removes most bytes over the
-    budget (summed over all rows) for its time.
+    budget (summed over all rows) for its time; `noise` shuffles the ranks a little.
 
     Raises:
         Stuck: it cannot be made to fit in this way, or not before `end` (monotonic clock).
@@ -87,10 +100,12 @@ def repair_line(line: Timeline, budget: int, steps: int, end: float = math.inf) 
             break
         best: tuple[Eviction, NDArray[np.int64]] | None = None
         least, after = 0.0, 0
-        for eviction in evictions(line, int(line.memory.argmax()))[:TRIED]:
+        for eviction in evictions(line, int(line.memory.argmax()), budget)[:TRIED]:
             memory = line.with_runs(eviction.at, eviction.ops)
             left = _excess(memory, budget)
             rank = (excess - left) / (eviction.time + 1)
+            if noise is not None:
+                rank *= math.exp(noise.gauss(0.0, SHUFFLE))
             if rank > least:
                 best, least, after = (eviction, memory), rank, left
         if best is None:
@@ -103,70 +118,149 @@ def repair_line(line: Timeline, budget: int, steps: int, end: float = math.inf) 
 def improve_order(
     instance: Instance, order: Sequence[int], work: int, end: float = math.inf
 ) -> list[int]:
-    """Takes out one second run at a time, evicts something else for it, keeps what is faster.
+    """Takes out second runs, evicts something else for them, keeps what is faster.
 
-    `work` bounds the number of exchanges tried, times the length of the order; expensive runs come
-    first. It stops at `end`, in seconds of the monotonic clock.
+    First one run at a time, the most expensive first, then stretches of several that follow each
+    other. `work` bounds the number of exchanges tried, times the length of the order. It stops at
+    `end`, in seconds of the monotonic clock.
     """
-    budget = instance.budget
     line = Timeline(instance, order)
-    reduce_line(line, budget)
+    reduce_line(line, instance.budget)
     tries = max(4, work // max(1, len(order)))
-    best = instance.time_of(line.order)
-    failed: set[int] = set()
-    while tries > 0 and time.monotonic() < end:
-        again = [row for row in line.again() if line.rows[row] not in failed]
-        if not again:
-            break
-        row = max(again, key=lambda r: (instance.time[line.rows[r]], -r))
-        o, tries = line.rows[row], tries - 1
-        other = _without(line, row, budget)
-        spent = best if other is None else instance.time_of(other.order)
-        if other is None or spent >= best:
-            failed.add(o)
-        else:
-            line, best = other, spent
-            failed.clear()
+    for length in STRETCHES:
+        line, tries = _exchange(line, length, tries, end)
     return line.order
 
 
-def _without(line: Timeline, row: int, budget: int) -> Timeline | None:
-    """A line within the budget in which the run at `row` was taken out, if repair finds one."""
-    if _saves_dropped(line, row):
+def _exchange(line: Timeline, length: int, tries: int, end: float) -> tuple[Timeline, int]:
+    """Exchanges stretches of `length` second runs until all fail: (line, tries left)."""
+    instance = line.instance
+    best = instance.time_of(line.order)
+    failed: set[tuple[int, ...]] = set()
+    while tries > 0 and time.monotonic() < end:
+        stretch = _next_stretch(line, length, failed)
+        if not stretch:
+            break
+        tries -= 1
+        other = _without(line, stretch, end)
+        spent = best if other is None else instance.time_of(other.order)
+        if other is None or spent >= best:
+            failed.add(tuple(line.rows[row] for row in stretch))
+        else:
+            line, best = other, spent
+    return line, tries
+
+
+def _next_stretch(line: Timeline, length: int, failed: set[tuple[int, ...]]) -> tuple[int, ...]:
+    """The rows of the most expensive stretch that has not failed before; () if all have."""
+    times, rows, again = line.instance.time, line.rows, line.again()
+    step = max(1, length // 2)
+    stretches = [tuple(again[i : i + length]) for i in range(0, len(again), step)]
+    left = [s for s in stretches if tuple(rows[row] for row in s) not in failed]
+    return max(left, key=lambda s: (sum(times[rows[row]] for row in s), -s[0]), default=())
+
+
+def _without(
+    line: Timeline, stretch: Sequence[int], end: float, noise: Noise | None = None
+) -> Timeline | None:
+    """A line within the budget in which these runs were taken out, if repair finds one."""
+    if any(_saves_dropped(line, row) for row in stretch):
         return None
     other = line.copy()
-    other.remove(row, other.without(row))
+    for row in stretch:
+        other.remove(row, other.without(row))
     try:
-        repair_line(other, budget, 40)
+        repair_line(other, line.instance.budget, EXCHANGED, end, noise)
     except Stuck:
         return None
-    reduce_line(other, budget)
+    reduce_line(other, line.instance.budget)
     return other
+
+
+def shake_order(
+    instance: Instance, order: Sequence[int], work: int, goal: int, end: float = math.inf
+) -> list[int]:
+    """Simulated annealing with the same exchanges: stretches at random, repaired at random.
+
+    An exchange is accepted if it costs at most a random part of `WARM` of the step, so that the
+    search can leave a local optimum. The random numbers are the same in every run. It stops after
+    `work` exchanges, times the length of the order, at a step time of `goal`, or at `end`.
+    """
+    noise = random.Random(0)
+    line = Timeline(instance, order)
+    reduce_line(line, instance.budget)
+    best = line
+    now = least = instance.time_of(line.order)
+    since = 0
+    for _ in range(work // max(1, len(order))):
+        again = line.again()
+        if not again or least <= goal or time.monotonic() > end:
+            break
+        other = _without(line, _random_stretch(line, again, noise), end, noise)
+        since += 1
+        if other is not None:
+            spent = instance.time_of(other.order)
+            if spent <= now + WARM * instance.graph.time_ns * noise.random():
+                line, now = Timeline(instance, other.order), spent
+            if spent < least:
+                best, least, since = other, spent, 0
+        if since > PATIENCE:
+            line, now, since = Timeline(instance, best.order), least, 0
+    return best.order
+
+
+def _random_stretch(line: Timeline, again: Sequence[int], noise: Noise) -> list[int]:
+    """Rows of second runs that follow each other, or that run operations near each other."""
+    length, i = noise.choice(SHAKEN), noise.randrange(len(again))
+    if noise.random() < 0.5:
+        return list(again[i : i + length])
+    centre = line.rows[again[i]]
+    return sorted(sorted(again, key=lambda row: (abs(line.rows[row] - centre), row))[:length])
 
 
 def _excess(memory: NDArray[np.int64], budget: int) -> int:
     return int(np.maximum(memory - budget, 0).sum())
 
 
-def evictions(line: Timeline, row: int) -> list[Eviction]:
-    """Values held but not used at a row that can be made again, best bytes for time first."""
+def evictions(line: Timeline, row: int, budget: int) -> list[Eviction]:
+    """Values held but not used at a row that can be made again, the most promising first.
+
+    Ranked by the bytes over the budget that they take away, summed over the rows in which they are
+    then not held, for the time of making them again. What making them again needs is left out here.
+    """
+    inst = line.instance
+    over = np.maximum(line.memory - budget, 0)
+    found: list[tuple[float, Eviction]] = []
+    for v, last, at in _promising(line, row, over):
+        ops = _chain(line, v, at, row)
+        if ops:
+            spent = sum(inst.time[c] for c in ops)
+            gain = float(np.minimum(over[last + 1 : at], inst.size[v]).sum())
+            found.append((gain / (spent + 1), Eviction(v, at, ops, spent)))
+    found.sort(key=lambda pair: (-pair[0], pair[1].value))
+    return [eviction for _, eviction in found]
+
+
+def _promising(line: Timeline, row: int, over: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """(value, last row before `row` that touches it, next row that reads it), best first."""
     inst = line.instance
     o = line.rows[row]
     used = {*inst.reads[o], *inst.makes[o]} if o >= 0 else set()
-    found = []
-    for v in line.made:
-        p = inst.producer[v]
-        if inst.held[v] or v in used or not 0 <= p < inst.boundary or not inst.again[p]:
+    before = np.concatenate(([0], np.cumsum(over))).tolist()
+    found: list[tuple[float, int, int, int]] = []
+    for v, made in line.made.items():
+        read = line.read.get(v)
+        if not read or read[-1] < row or made[0] >= row or not inst.evictable[v] or v in used:
             continue
-        if v == inst.state[p] or not line.is_held(v, row):
-            continue
-        at = line.next_read(v, row)
-        ops = _chain(line, v, at, row)
-        if ops:
-            found.append(Eviction(v, at, ops, sum(inst.time[c] for c in ops)))
-    size = inst.size
-    found.sort(key=lambda e: (-size[e.value] / (e.time + 1), e.value))
-    return found
+        k, r = bisect_left(made, row), bisect_left(read, row)
+        at = read[r]
+        if k < len(made) and made[k] < at:
+            continue  # made again before it is read
+        last = max(made[k - 1], read[r - 1] if r else -1)
+        gain = min(before[at] - before[last + 1], inst.size[v] * (at - last))
+        found.append((-gain / (inst.time[inst.producer[v]] + 1), v, last, at))
+    found.sort()
+    return [(v, last, at) for _, v, last, at in found[:PROMISING]]
 
 
 def _chain(line: Timeline, v: int, at: int, row: int) -> tuple[int, ...]:

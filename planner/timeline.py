@@ -161,7 +161,7 @@ class Timeline:
         end = self.hold_end(v, at - 1)
         later = end + k if end >= at else -1
         memory[start : max(end, later) + 1] -= size
-        stop = end if end < at else self._last_event(v, at)
+        stop = end if end < at else self.last_event(v, at)
         for row, is_make in inside:
             if is_make:
                 memory[start : stop + 1] += size
@@ -169,7 +169,7 @@ class Timeline:
             stop = row
         memory[start : max(stop, later) + 1] += size
 
-    def _last_event(self, v: int, at: int) -> int:
+    def last_event(self, v: int, at: int) -> int:
         """Last row before `at` that makes or reads `v`."""
         made, read = self.made.get(v, []), self.read.get(v, [])
         m, r = bisect_left(made, at), bisect_left(read, at)
