@@ -55,10 +55,13 @@ def block_options(instance: Instance, block: Block, outside: Collection[int]) ->
 
     `outside` are values counted elsewhere (persistent ones): they cost nothing here.
     """
-    small = Instance(Problem(_block_graph(instance, block, outside), 0))
+    graph, target = _block_graph(instance, block, outside)
+    small = Instance(Problem(graph, 0))
+    read = {v for o in range(small.boundary, small.count) for v in small.reads[o]}
+    gone = 0 if target < 0 or target in read else small.size[target]
     found: list[Option] = []
     for order in _orders(small):
-        option = _price(small, order)
+        option = _price(small, order, gone)
         if not any(o.dominates(option) for o in found):
             found = [o for o in found if not option.dominates(o)] + [option]
     return tuple(sorted(found, key=lambda o: (o.time, o.saved)))
@@ -86,7 +89,8 @@ def _orders(small: Instance) -> Iterable[list[int]]:
                 yield lower
 
 
-def _price(small: Instance, order: Sequence[int]) -> Option:
+def _price(small: Instance, order: Sequence[int], gone: int) -> Option:
+    """The option of an order; `gone`: bytes of the target if backward does not need it."""
     profile = small.profile(order)
     forward = profile[: small.boundary]
     change, _ = small.changes(order)
@@ -96,7 +100,7 @@ def _price(small: Instance, order: Sequence[int]) -> Option:
         small.time_of(order) - small.graph.time_ns,
         after - always,
         max(forward, default=0),
-        max(profile[small.boundary :], default=0),
+        max(profile[small.boundary :], default=gone) - gone,
         tuple(order[small.boundary :]),
     )
 
@@ -107,7 +111,10 @@ def _always(small: Instance) -> int:
     return sum(small.size[v] for v in made if small.held[v])
 
 
-def _block_graph(instance: Instance, block: Block, outside: Collection[int]) -> ComputationGraph:
+def _block_graph(
+    instance: Instance, block: Block, outside: Collection[int]
+) -> tuple[ComputationGraph, int]:
+    """(the block's graph, the index of its target in it or -1)."""
     ops = (*block.forward, *block.backward)
     inside = set(ops)
     index: dict[int, int] = {}
@@ -139,7 +146,8 @@ def _block_graph(instance: Instance, block: Block, outside: Collection[int]) -> 
         )
         for i, o in enumerate(ops)
     )
-    return ComputationGraph(operations, tuple(values), (), graph.accumulate)
+    small = ComputationGraph(operations, tuple(values), (), graph.accumulate)
+    return small, index.get(block.target, -1)
 
 
 def _kind(instance: Instance, block: Block, v: int, inside: set[int]) -> Kind:

@@ -23,6 +23,7 @@ EXCHANGED = 40  # evictions for one stretch
 SHAKEN = (1, 2, 3, 5, 8, 13, 20)  # lengths of random stretches
 SHUFFLE = 0.5  # spread of the logarithm of ranks that are shuffled
 WARM = 1e-3  # of the step: what an exchange may cost
+MOST_SHAKES = 300
 PATIENCE = 60  # exchanges without success after which the search returns to its best
 
 Noise = random.Random
@@ -184,7 +185,8 @@ def shake_order(
 
     An exchange is accepted if it costs at most a random part of `WARM` of the step, so that the
     search can leave a local optimum. The random numbers are the same in every run. It stops after
-    `work` exchanges, times the length of the order, at a step time of `goal`, or at `end`.
+    `work` exchanges, times the length of the order (at most `MOST_SHAKES`), at a time of `goal`,
+    or at `end`.
     """
     noise = random.Random(0)
     line = Timeline(instance, order)
@@ -192,7 +194,7 @@ def shake_order(
     best = line
     now = least = instance.time_of(line.order)
     since = 0
-    for _ in range(work // max(1, len(order))):
+    for _ in range(min(MOST_SHAKES, work // max(1, len(order)))):
         again = line.again()
         if not again or least <= goal or time.monotonic() > end:
             break

@@ -333,10 +333,12 @@ def small_graphs(draw: st.DrawFn, max_forward: int = 6, max_backward: int = 5) -
 
 
 @st.composite
-def small_problems(draw: st.DrawFn, *, wishes: bool = True) -> Problem:
+def small_problems(
+    draw: st.DrawFn, *, wishes: bool = True, max_forward: int = 6, max_backward: int = 5
+) -> Problem:
     """Small graphs at budgets between what no schedule can avoid and what saving all needs, also
     a little below; with `wishes` sometimes values to keep or to make again."""
-    graph = draw(small_graphs())
+    graph = draw(small_graphs(max_forward, max_backward))
     most = simulate(graph, Schedule.from_order(graph, save_all_order(graph))).peak_bytes
     least = unavoidable_peak(Instance(Problem(graph, 0)))
     budget = draw(st.integers(max(0, least - 2), most))

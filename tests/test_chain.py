@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from planner.blocks import split
@@ -51,14 +53,51 @@ def test_within_budget_and_above_the_bound(accumulate: bool) -> None:
     assert times == sorted(times)
 
 
+def fewest_steps(length: int, snapshots: int) -> int:
+    """Forward steps of the best reversal of a chain, the recording ones left out.
+
+    Griewank and Walther 2000 (Revolve), theorem on the binomial schedules: r n - C(s + r, r - 1),
+    where r is the least number with C(s + r, s) >= n.
+    """
+    repeats = 0
+    while math.comb(snapshots + repeats, snapshots) < length:
+        repeats += 1
+    return repeats * length - (math.comb(snapshots + repeats, repeats - 1) if repeats else 0)
+
+
+def test_formula_of_the_published_table() -> None:
+    """Entries of the paper's formula that can be checked by hand, and its ranges."""
+    assert fewest_steps(10, 3) == 15
+    assert [fewest_steps(n, 1) for n in (1, 2, 3, 4)] == [0, 1, 3, 6]
+    assert fewest_steps(math.comb(7, 3), 3) == 4 * 35 - math.comb(7, 3)
+
+
+@pytest.mark.parametrize("snapshots", [2, 3, 4, 5])
+def test_binomial_schedules(snapshots: int) -> None:
+    """Equal layers in the memory of s + 2 of them: exactly the published number of steps.
+
+    The input is a snapshot that costs nothing here; three layers' worth are a step's input, its
+    output and the gradient. The first pass makes n - 1 steps that are no recomputation.
+    """
+    for length in (4, 7, 10, 15, 21, 30, 36):
+        graph = chain_graph(length, size=10, time_ns=10)
+        problem = Problem(graph, 10 * (snapshots + 2))
+        found = price(graph, chain.solve(problem, time_limit=60).order)
+        assert found.peak_bytes <= problem.budget_bytes
+        again = fewest_steps(length, snapshots) - (length - 1)
+        assert found.recompute_ns == 10 * max(0, again), length
+
+
 def test_a_long_chain_in_little_memory() -> None:
-    """200 layers in the memory of a dozen: far below the square root's twenty-eight."""
-    graph = chain_graph(200, size=10, time_ns=10)
-    problem = Problem(graph, 140)
-    found = price(graph, chain.solve(problem, time_limit=60).order)
-    assert found.peak_bytes <= 140
-    forward = sum(op.time_ns for op in graph.operations if op.is_forward)
-    assert found.recompute_ns < 3 * forward  # two and a half passes on average suffice
+    """300 layers in the memory of eleven: the published optimum, about two more runs of each."""
+    graph = chain_graph(300, size=10, time_ns=10)
+    instance = Instance(Problem(graph, 110))
+    order = chain.table_order(chain.prepare(instance, 1), 110)
+    assert order is not None
+    found = price(graph, tuple(order))
+    assert found.peak_bytes <= 110
+    assert found.recompute_ns == 10 * (fewest_steps(300, 9) - 299)
+    assert found.recompute_ns < 3 * 10 * 300
 
 
 def test_too_little_memory_is_infeasible() -> None:

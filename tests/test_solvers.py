@@ -15,11 +15,10 @@ from planner.minimum import minimum_peak
 from planner.oracle import TooLarge, optimal_order
 from planner.problem import Problem, Solution
 from planner.search import improve_order, reduce_order, repair_order
-from planner.solvers import SOLVERS, chain, staged
+from planner.solvers import SOLVERS, staged
 from runtime.schedule import Boundary, Schedule, save_all_order
 from runtime.simulator import Simulation, holdings, simulate
 from tests.graphs import (
-    chain_graph,
     renamed,
     small_graphs,
     small_problems,
@@ -28,6 +27,8 @@ from tests.graphs import (
 from tracer.errors import InfeasibleBudget
 from tracer.graph import ComputationGraph
 
+# `CASES=2000 pytest tests/test_solvers.py -k oracle` looks at more; see CONTRIBUTING.md.
+CASES = int(os.environ.get("CASES", "100"))
 BASELINES = ("save_all", "per_block", "sqrt")
 
 
@@ -58,7 +59,7 @@ def at_fraction(graph: ComputationGraph, fraction: float) -> Problem:
     return Problem(graph, graph.fixed + int(fraction * (peak - graph.fixed)))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=CASES, deadline=None)
 @given(small_problems())
 def test_against_the_oracle(problem: Problem) -> None:
     instance = Instance(problem)
@@ -118,7 +119,7 @@ def test_a_transformer_at_many_budgets(accumulate: bool) -> None:
     graph = small_transformer(accumulate)
     least, _ = minimum_peak(graph)
     times = []
-    for fraction in (0.3, 0.4, 0.5, 0.7, 0.9, 1.0):
+    for fraction in (0.35, 0.6, 1.0):
         problem = at_fraction(graph, fraction)
         if problem.budget_bytes < least:
             continue
@@ -175,7 +176,7 @@ def test_other_names_give_the_same_order() -> None:
     problem = at_fraction(small_transformer(), 0.5)
     same = renamed(problem.graph, range(len(problem.graph.values)))
     first = SOLVERS["auto"](problem, time_limit=60)
-    second = SOLVERS["auto"](Problem(same, problem.budget_bytes), time_limit=1)
+    second = SOLVERS["auto"](Problem(same, problem.budget_bytes), time_limit=60)
     assert first == second
 
 
@@ -235,14 +236,22 @@ def test_staged_names_the_moments_that_bind() -> None:
     assert all(0 <= t < len(problem.graph.operations) for t, _ in found.binding)
 
 
-def test_revolve_regime() -> None:
-    """200 equal layers in the memory of 14: log n recomputation, far below quadratic."""
-    problem = Problem(chain_graph(200, size=10, time_ns=10), 140)
-    order = chain.chain_order(Instance(problem), 140)
-    assert order is not None
-    price = certify(problem, Solution(tuple(order)))
-    forward = sum(op.time_ns for op in problem.graph.operations if op.is_forward)
-    assert price.recompute_ns <= 4.5 * forward
+@settings(max_examples=max(5, CASES // 20), deadline=None)
+@given(small_problems(max_forward=12, max_backward=8))
+def test_twelve_forward_operations_against_the_oracle(problem: Problem) -> None:
+    """The integer program is exact on graphs that the oracle only just gets through."""
+    instance = Instance(problem)
+    try:
+        best = optimal_order(instance)
+    except TooLarge:
+        return
+    try:
+        solution = SOLVERS["ilp"](problem, time_limit=600)
+    except InfeasibleBudget:
+        assert best is None
+        return
+    assert best is not None
+    assert certify(problem, solution).time_ns == instance.time_of(best)
 
 
 def test_oracle_refuses_large_graphs() -> None:

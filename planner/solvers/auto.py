@@ -22,7 +22,8 @@ from runtime.schedule import save_all_order
 CLOSE = 1e-3  # gap, as a fraction of the step, that needs no second opinion
 WIDE = 2e-2  # gap at which it is worth while to solve the chain
 TRIES = 100_000  # exchanges tried on the best order, times its length
-SHAKES = 500_000  # random ones
+SHAKES = 250_000  # random ones, where the gap is more than APART
+APART = 5e-3
 SHARES = (0.55, 0.7, 0.85)  # of the time limit, at which the program, bound and others must end
 
 
@@ -86,6 +87,7 @@ def _combined(
     goal = bound + int(CLOSE * step)
     if instance.time_of(order) > goal:
         order = tuple(improve_order(instance, order, TRIES, start + time_limit))
+    if instance.time_of(order) > bound + APART * step:
         order = tuple(shake_order(instance, order, SHAKES, goal, start + time_limit))
     spent = instance.time_of(order)
     return Solution(order, min(bound, spent), bound >= spent, name)

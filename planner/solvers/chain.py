@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +33,13 @@ from planner.problem import Problem, Solution
 from planner.search import reduce_order, repair_order
 
 _LEVELS = 500
+_EXACT = 1500  # levels up to which bytes are not rounded, if they have a common divisor
 _TRIES = 5
 # Least operations of a block. Short blocks can be combined freely, but save the value between any
 # two of them; long ones choose inside. Neither is better everywhere, so both are tried.
 _SHORTEST = (6, 24, 80)
-_SPLIT = 1000  # choices from here on are fast-forwards, below options
+_FEW = 8  # kinds of shortest blocks at which those are tried too: nothing inside to choose from
+_SPLIT = 1_000_000  # choices from here on are fast-forwards, below options
 
 Array = NDArray[np.float64]
 
@@ -54,14 +57,16 @@ def chain_order(instance: Instance, budget: int, end: float = math.inf) -> list[
     """An order within the budget, or None if the chain has none by `end` (monotonic clock)."""
     found: list[list[int]] = []
     seen: set[tuple[int, ...]] = set()
-    for shortest in _SHORTEST:
-        chain = split(instance, shortest)
+    finest = split(instance, 1)
+    uniform = len({x.kind for x in finest.blocks}) <= _FEW
+    for shortest in (1, *_SHORTEST) if uniform else _SHORTEST:
+        chain = finest if shortest == 1 else split(instance, shortest)
         shape = tuple(len(x.forward) for x in chain.blocks)
         if shape not in seen and not (found and time.monotonic() > end):
             seen.add(shape)
             found += _orders(Prepared(instance, chain), budget, end)
-    if not found:  # the least memory needs a cut wherever there can be one
-        found += _orders(prepare(instance, 1), budget, end)
+    if not found and not uniform:  # the least memory needs a cut wherever there can be one
+        found += _orders(Prepared(instance, finest), budget, end)
     return min(found, key=instance.time_of, default=None)
 
 
@@ -97,7 +102,13 @@ class Prepared:
     Attributes:
         options: for each block.
         forward_time, forward_peak: of running it forward and keeping only its target.
+        needed: how many of its forward operations its own backward can need; the rest only makes
+            its target, which nobody needs when it runs again as the last block of an interval.
+        spared: time of that rest.
         gradients: bytes that its backward leaves behind.
+        incoming: bytes that later blocks' backward hands to its own: they are held while the block
+            is run forward again.
+        unit: greatest common divisor of all these bytes.
         fixed: bytes held beside the chain during the whole step.
 
     `choose` may leave some options of a block out.
@@ -116,10 +127,25 @@ class Prepared:
         self.forward_time = [
             sum(instance.time[o] for o in x.forward if instance.again[o]) for x in chain.blocks
         ]
+        self.needed = [_needed(instance, x) for x in chain.blocks]
+        self.spared = [
+            sum(instance.time[o] for o in x.forward[n:] if instance.again[o])
+            for x, n in zip(chain.blocks, self.needed, strict=True)
+        ]
         self.forward_peak = [min(k.forward_peak for k in ks) for ks in self.options]
         self.source = [0 if x.source < 0 else instance.size[x.source] for x in chain.blocks]
         self.gradients = [_left_behind(instance, x) for x in chain.blocks]
+        self.incoming = [_incoming(instance, x) for x in chain.blocks]
+        self.unit = self._common_divisor()
         self.fixed = instance.fixed + sum(instance.size[v] for v in outside)
+
+    def _common_divisor(self) -> int:
+        """Of all bytes that the table counts."""
+        sizes = {*self.source, *self.gradients, *self.incoming, *self.forward_peak}
+        for options in self.options:
+            for k in options:
+                sizes |= {k.saved, k.forward_peak, k.backward_peak}
+        return max(1, math.gcd(*sizes))
 
 
 def prepare(instance: Instance, shortest: int) -> Prepared:
@@ -145,14 +171,29 @@ def _left_behind(instance: Instance, block: Block) -> int:
     return sum(instance.size[v] for v in made if instance.held[v])
 
 
+def _needed(instance: Instance, block: Block) -> int:
+    read = {v for t in block.backward for v in instance.reads[t]}
+    useful = [i for i, o in enumerate(block.forward, 1) if read.intersection(instance.makes[o])]
+    return max(useful, default=0)
+
+
+def _incoming(instance: Instance, block: Block) -> int:
+    inside = set(block.backward)
+    read = {v for t in block.backward for v in instance.reads[t] if not instance.held[v]}
+    made_later = (v for v in read if instance.producer[v] >= instance.boundary)
+    return sum(instance.size[v] for v in made_later if instance.producer[v] not in inside)
+
+
 class _Table:
     """The table for one budget. Intervals are computed from short to long, each content once."""
 
     def __init__(self, chain: Prepared, budget: int) -> None:
         self.chain = chain
         self.memory = budget - chain.fixed
+        exact = self.memory // chain.unit
+        self.most = exact if 0 < exact <= _EXACT else _LEVELS
         self.count = len(chain.blocks)
-        self.unit = max(1, self.memory / _LEVELS)
+        self.left = [0, *accumulate(chain.gradients)]
         self.cost: dict[int, Array] = {}
         self.choice: dict[int, NDArray[np.int32]] = {}
         self.names: dict[tuple[int, int], int] = {}
@@ -160,7 +201,9 @@ class _Table:
 
     def levels(self, nbytes: int) -> int:
         """Bytes in levels, rounded up."""
-        return math.ceil(nbytes / self.unit)
+        if self.most != _LEVELS:
+            return -(-nbytes // self.chain.unit)
+        return -(-nbytes * _LEVELS // self.memory)
 
     def order(self) -> list[int] | None:
         """The order for the whole chain, or None if it does not fit."""
@@ -171,10 +214,10 @@ class _Table:
             for a, name in enumerate(names):
                 if name not in self.cost:
                     self.cost[name], self.choice[name] = self._best(a, a + length - 1)
-        if not np.isfinite(self.cost[self._name(0, self.count - 1)][_LEVELS]):
+        if not np.isfinite(self.cost[self._name(0, self.count - 1)][self.most]):
             return None
         order: list[int] = []
-        self._emit(order, 0, self.count - 1, _LEVELS, first=True)
+        self._emit(order, 0, self.count - 1, self.most, first=True)
         return order
 
     def _name(self, a: int, b: int) -> int:
@@ -189,10 +232,11 @@ class _Table:
         return found
 
     def _best(self, a: int, b: int) -> tuple[Array, NDArray[np.int32]]:
-        cost = np.full(_LEVELS + 1, np.inf)
-        choice = np.full(_LEVELS + 1, -1, dtype=np.int32)
+        cost = np.full(self.most + 1, np.inf)
+        choice = np.full(self.most + 1, -1, dtype=np.int32)
         for number, option in enumerate(self.chain.options[a]):
             _take(cost, choice, self._keep(a, b, option), number)
+        incoming = self.chain.incoming[b]
         forward, peak = 0, 0
         for j in range(a + 1, b + 1):
             forward += self.chain.forward_time[j - 1]
@@ -200,25 +244,27 @@ class _Table:
             peak = max(peak, self.chain.forward_peak[j - 1] + carried)
             rest = self.cost[self._name(j, b)]
             again = self.cost[self._name(a, j - 1)]
-            total = forward + _less(rest, self.levels(self.chain.source[j]))
+            spent = forward - self.chain.spared[j - 1]
+            total = spent + _less(rest, self.levels(self.chain.source[j]))
             total = total + _less(again, self.levels(self._gradients(j, b)))
-            total[: self.levels(peak)] = np.inf
+            total[: self.levels(peak + incoming)] = np.inf
             _take(cost, choice, total, _SPLIT + j - a)
         return cost, choice
 
     def _keep(self, a: int, b: int, option: Option) -> Array:
         """Costs of keeping an option of block a."""
         if a == b:
-            total = np.full(_LEVELS + 1, float(option.time))
+            total = np.full(self.most + 1, float(option.time))
         else:
             held = self.levels(option.saved) + self.levels(self.chain.source[a + 1])
             total = option.time + _less(self.cost[self._name(a + 1, b)], held)
         backward = option.backward_peak + self._gradients(a + 1, b)
-        total[: self.levels(max(option.forward_peak, backward))] = np.inf
+        forward = option.forward_peak + self.chain.incoming[b]
+        total[: self.levels(max(forward, backward))] = np.inf
         return total
 
     def _gradients(self, a: int, b: int) -> int:
-        return sum(self.chain.gradients[a : b + 1])
+        return self.left[b + 1] - self.left[a]
 
     def _emit(self, order: list[int], a: int, b: int, m: int, *, first: bool) -> None:
         """Appends the operations of an interval; loops where recursion would go a block deeper."""
@@ -229,13 +275,13 @@ class _Table:
             if choice >= _SPLIT:
                 j = a + choice - _SPLIT
                 for i in range(a, j):
-                    order += self._forward(self.chain.blocks[i], first)
+                    order += self._forward(i, first)
                 self._emit(order, j, b, m - self.levels(self.chain.source[j]), first=first)
                 m -= self.levels(self._gradients(j, b))
                 b, first = j - 1, False
                 continue
             option = self.chain.options[a][choice]
-            order += self._forward(block, first)
+            order += self._forward(a, first, last=a == b)
             tails.append((block, option))
             if a < b:
                 m -= self.levels(option.saved) + self.levels(self.chain.source[a + 1])
@@ -244,10 +290,13 @@ class _Table:
             ops = (*block.forward, *block.backward)
             order += [ops[i] for i in option.tail]
 
-    def _forward(self, block: Block, first: bool) -> Sequence[int]:
+    def _forward(self, a: int, first: bool, *, last: bool = False) -> Sequence[int]:
+        """Forward operations of a block; `last`: nobody but its backward needs what they make."""
+        ops = self.chain.blocks[a].forward
         if first:
-            return block.forward
-        return [o for o in block.forward if self.chain.instance.again[o]]
+            return ops
+        useful = ops[: self.chain.needed[a]] if last else ops
+        return [o for o in useful if self.chain.instance.again[o]]
 
 
 def _take(cost: Array, choice: NDArray[np.int32], total: Array, number: int) -> None:
@@ -258,7 +307,7 @@ def _take(cost: Array, choice: NDArray[np.int32], total: Array, number: int) -> 
 
 def _less(cost: Array, levels: int) -> Array:
     """The costs with that many levels fewer."""
-    result = np.full(_LEVELS + 1, np.inf)
-    if levels <= _LEVELS:
-        result[levels:] = cost[: _LEVELS + 1 - levels]
+    result = np.full(len(cost), np.inf)
+    if levels < len(cost):
+        result[levels:] = cost[: len(cost) - levels]
     return result
