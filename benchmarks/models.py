@@ -10,7 +10,7 @@ import transformers as hf
 from torch import nn
 
 from planner.engine import Engine
-from planner.frontier import prepare
+from planner.frontier import _prepare
 from planner.request import Request, inputs_of
 from tracer.graph import ComputationGraph
 
@@ -27,7 +27,7 @@ def graph_of(name: str, hardware: str) -> ComputationGraph:
     engine = Engine(model, Request(1, hardware=hardware))
     inputs = inputs_of(model, batch, None)
     assert inputs is not None
-    return prepare(engine, inputs).problem.graph
+    return _prepare(engine, inputs).problem.graph
 
 
 def _tokens(batch: int, length: int, vocabulary: int) -> torch.Tensor:

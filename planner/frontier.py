@@ -82,7 +82,7 @@ class Frontier:
     baseline_step_ns: int
     device: str
     solve_seconds: float
-    _made: Made | None = field(default=None, repr=False, compare=False)
+    _made: _Made | None = field(default=None, repr=False, compare=False)
 
     def at(self, budget_gb: float) -> FrontierPoint:
         """The fastest point whose peak is within a budget.
@@ -137,7 +137,7 @@ class Frontier:
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class _Made:
     """What a point's plan is made from."""
 
     engine: Engine
@@ -225,10 +225,10 @@ def frontier(
             "a batch to trace the step with"
         )
     check_inputs(model, inputs)
-    return _solve(prepare(engine, inputs), wanted, request.time_limit)
+    return _solve(_prepare(engine, inputs), wanted, request.time_limit)
 
 
-def prepare(engine: Engine, inputs: Inputs) -> Made:
+def _prepare(engine: Engine, inputs: Inputs) -> _Made:
     """The step, traced and priced, and the problem without a budget."""
     try:
         traced = engine.trace(inputs)
@@ -247,10 +247,10 @@ def prepare(engine: Engine, inputs: Inputs) -> Made:
     )
     floor = engine.optimizer_floor(graph)
     name, notes = engine.device_name, engine.notes([step])
-    return Made(engine, traced, step, problem, floor, name, notes)
+    return _Made(engine, traced, step, problem, floor, name, notes)
 
 
-def _solve(made: Made, wanted: int | list[int], time_limit: float) -> Frontier:
+def _solve(made: _Made, wanted: int | list[int], time_limit: float) -> Frontier:
     problem, floor = made.problem, made.floor
     graph = problem.graph
     start = time.perf_counter()
