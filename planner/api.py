@@ -35,6 +35,7 @@ class _Options(TypedDict, total=False):
     backend: str
     keep: str | Sequence[str]
     recompute: str | Sequence[str]
+    dynamic: Mapping[str | int, Mapping[int, int]] | None
 
 
 @overload
@@ -71,6 +72,7 @@ def plan(
     backend: str = "eager",
     keep: str | Sequence[str] = (),
     recompute: str | Sequence[str] = (),
+    dynamic: Mapping[str | int, Mapping[int, int]] | None = None,
 ) -> Plan | PendingPlan:
     """Plans a training step of `model` within a memory budget; nothing of it is executed.
 
@@ -91,6 +93,10 @@ def plan(
         backend: what runs the rewritten graphs: "eager".
         keep: module-path patterns whose values are never made again.
         recompute: module-path patterns whose values are not held from forward to backward.
+        dynamic: sizes that vary, with the largest they will have: `{"input_ids": {0: 32, 1: 512}}`
+            for dimensions 0 and 1 of that argument (by name, or position). The plan is for the
+            largest sizes and serves all smaller ones; without it, new sizes are planned when they
+            come.
 
     Returns:
         The plan, or a pending plan where there are no example inputs.
@@ -112,6 +118,7 @@ def plan(
         _one_of("backend", backend, _BACKENDS),
         _patterns(keep),
         _patterns(recompute),
+        dict(dynamic or {}),
     )
     if not model.training:
         warnings.warn(

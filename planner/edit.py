@@ -68,7 +68,7 @@ def _remember(engine: Engine, old: Plan, new: Plan) -> None:
     """The new plan can be applied where the old one could."""
     made = [
         (key, engine.program_of(program.step, new.order, new.budget_bytes))
-        for key, program in engine._made.get(old.key, [])
+        for key, program in engine.programs_of(old)
     ]
     if made:
         engine.remember(new, made)

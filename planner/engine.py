@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from planner.plan import Plan
 from planner.pricing import Pricing, optimizer_peak, resident
 from planner.problem import Problem, Solution
 from planner.program import StepProgram
-from planner.request import Inputs, Request, matching_values, removable
+from planner.request import Inputs, Request, matching_values, removable, sizes_by_tensor
+from planner.reuse import KEPT, NEAR, BorrowedCosts, Recent, covers, nearest, peak_of
 from planner.solvers import SOLVERS
 from planner.summary import summarise
 from runtime.execute import StepExecutor
@@ -31,7 +33,8 @@ from runtime.module import (
     without_backward_hooks,
 )
 from runtime.schedule import Schedule, ScheduleError
-from tracer.capture import CompiledForward, GraphBreak, JointGraph
+from tracer.capture import CompiledForward, GraphBreak, JointGraph, sizes_may_vary
+from tracer.concrete import Binding
 from tracer.errors import InfeasibleBudget, PlannerError, StalePlan
 from tracer.extract import StepGraph, extract, likely_absent
 from tracer.graph import ComputationGraph
@@ -45,12 +48,50 @@ class Traced:
 
     executor: StepExecutor
     arguments: tuple[Any, ...]
+    sizes: tuple[tuple[str, int], ...] = ()  # planned ahead for these instead of the arguments'
+
+    def enlarged(self, largest: Sequence[tuple[torch.Tensor, int, int]]) -> Traced:
+        """The same step with other sizes of dimensions: (tensor, dimension, size)."""
+        symbols = self.executor.joint.symbols
+        sizes: dict[str, int] = {}
+        for tensor, dim, size in largest:
+            at = next((i for i, a in enumerate(self.arguments) if a is tensor), None)
+            name = None if at is None else symbols.size_of(self.executor.joint.shape(at)[dim])
+            if name is not None:
+                sizes[name] = max(size, sizes.get(name, 0))
+            elif size != tensor.shape[dim]:
+                log.warning(
+                    "dynamic: the model fixes dimension %d of an input of shape %s; batches of "
+                    "another size there are planned when they come",
+                    dim,
+                    tuple(tensor.shape),
+                )
+        return dataclasses.replace(self, sizes=tuple(sorted(sizes.items())))
 
     @property
+    def held(self) -> tuple[Any, ...]:
+        """What the step is called with, of the sizes planned for."""
+        if not self.sizes:
+            return self.arguments
+        own = [n.meta.get("val") for n in self.joint.primals]
+        pairs = zip(self.arguments, own, strict=False)
+        return tuple(
+            a if isinstance(a, torch.nn.Parameter) or not isinstance(a, torch.Tensor) else fake
+            for a, fake in pairs
+        )
+
+    @cached_property
     def joint(self) -> JointGraph:
-        return self.executor.joint
+        """The captured graph, for the sizes of these arguments."""
+        return self.executor.joint.at(self.binding)
 
-    @property
+    @cached_property
+    def binding(self) -> Binding:
+        """The sizes that the captured graph leaves open."""
+        bound = self.executor.joint.symbols.bind(self.arguments)
+        return tuple({**dict(bound), **dict(self.sizes)}.items())
+
+    @cached_property
     def accumulate(self) -> bool:
         """Whether gradients are there already, so that new ones are added to them."""
         return any(
@@ -58,9 +99,12 @@ class Traced:
             for a in self.arguments
         )
 
+    def key(self, occurrence: int = 0) -> _Key:
+        """Of its program, where this graph ran `occurrence` times before in the step."""
+        return self.executor, self.accumulate, occurrence, self.binding
 
-_Key = tuple[StepExecutor, bool, int]
-"""A captured graph, whether gradients exist before it, and how often it ran before in the step."""
+
+_Key = tuple[StepExecutor, bool, int, Binding]
 
 
 class _Captured(BaseException):
@@ -84,8 +128,8 @@ class Engine:
         self._training = model.training
         self._compiled = CompiledForward(model, self._executor)
         self._piecewise = PiecewisePlanner(self)
-        self._programs: dict[_Key, StepProgram] = {}
-        self._made: dict[tuple[object, ...], list[tuple[_Key, StepProgram]]] = {}
+        self._programs: Recent[_Key, StepProgram] = Recent(KEPT)
+        self._made: Recent[tuple[object, ...], list[tuple[_Key, StepProgram]]] = Recent(KEPT)
         self._pricing: Pricing | None = None
         self._mode = threading.local()
         self._given: Plan | None = None
@@ -129,11 +173,12 @@ class Engine:
             GraphBreak: the forward is not one graph.
         """
         self._mode.capturing = True
+        largest = sizes_by_tensor(self.model, inputs, self.request.dynamic)
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), sizes_may_vary((t, d) for t, d, _ in largest):
                 self._compiled(*inputs.args, **inputs.kwargs)
         except _Captured as captured:
-            return captured.traced
+            return captured.traced.enlarged(largest)
         finally:
             self._mode.capturing = False
         raise PlannerError(
@@ -143,7 +188,8 @@ class Engine:
 
     def make_plan(self, traced: Traced, inputs: Inputs | None = None) -> Plan:
         """Prices and solves a captured step."""
-        step = self.extract(traced, inputs or traced.arguments, likely_absent(traced.joint))
+        held = traced.held if traced.sizes or inputs is None else inputs
+        step = self.extract(traced, held, likely_absent(traced.joint))
         graph = step.graph
         problem = Problem(
             graph,
@@ -167,7 +213,7 @@ class Engine:
             engine=self,
         )
         program = self.program_of(step, plan.order, plan.budget_bytes)
-        self.remember(plan, [((traced.executor, traced.accumulate, 0), program)])
+        self.remember(plan, [(traced.key(), program)])
         return plan
 
     def extract(
@@ -189,7 +235,11 @@ class Engine:
 
     def remember(self, plan: Plan, programs: list[tuple[_Key, StepProgram]]) -> None:
         """Keeps the programs of a plan for when it is applied."""
-        self._made[plan.key] = programs
+        self._made.put(plan.key, programs)
+
+    def programs_of(self, plan: Plan) -> list[tuple[_Key, StepProgram]]:
+        """What `remember` kept for a plan; nothing if it was read from a file or is long ago."""
+        return self._made.get(plan.key) or []
 
     def budget_for(self, fixed: int) -> int:
         """The budget in bytes, with "auto" looked up."""
@@ -236,9 +286,10 @@ class Engine:
     def activate(self, plan: Plan) -> Callable[..., Any]:
         """Makes the plan the one in force, and returns the call that runs it."""
         self.plan = plan
-        if plan.key in self._made:
-            self._programs.update(self._made[plan.key])
-        else:
+        made = self._made.get(plan.key)
+        for key, program in made or ():
+            self._programs.put(key, program)
+        if made is None:
             self._given = plan  # read from a file: matched with the graph at the first batch
         return self.train_call
 
@@ -295,9 +346,10 @@ class Engine:
             raise _Captured(traced)
         known = self.program_for(traced, 0, 0)
         if known is None:
-            log.info("planning for a new shape, or for gradients that exist already")
+            log.info("planning for new sizes, or for gradients that exist already")
             self.adopt_plan(self.make_plan(traced))
-            known = self._programs[executor, traced.accumulate, 0]
+            known = self._programs.get(traced.key())
+        assert known is not None
         return known
 
     def program_for(self, traced: Traced, occurrence: int, position: int) -> StepProgram | None:
@@ -305,14 +357,44 @@ class Engine:
 
         `occurrence` says how often this graph ran before in the step, `position` how many graphs.
         """
-        key = traced.executor, traced.accumulate, occurrence
-        if key not in self._programs and self._given is not None:
-            parts = self._given.pieces or (self._given,)
-            if position < len(parts):
-                self._programs[key] = self._from_file(parts[position], traced)
-            if position >= len(parts) - 1:
-                self._given = None
-        return self._programs.get(key)
+        key = traced.key(occurrence)
+        known = self._programs.get(key)
+        if known is None and self._given is not None:
+            known = self._from_given(traced, position)
+        if known is None and traced.binding:
+            known = self._from_larger(traced, occurrence)
+        if known is not None:
+            self._programs.put(key, known)
+        return known
+
+    def _from_given(self, traced: Traced, position: int) -> StepProgram | None:
+        assert self._given is not None
+        parts = self._given.pieces or (self._given,)
+        if position >= len(parts) - 1:
+            self._given = None
+        return self._from_file(parts[position], traced) if position < len(parts) else None
+
+    def _from_larger(self, traced: Traced, occurrence: int) -> StepProgram | None:
+        """The program for larger sizes of the same graph, if there is one within reach."""
+        *same, binding = traced.key(occurrence)
+        near = 0.0 if self.request.dynamic else NEAR
+        found: StepProgram | None = nearest(
+            (key[-1], program)
+            for key, program in self._programs.items()
+            if list(key[:-1]) == same and covers(key[-1], binding, near=near)
+        )
+        if found is None:
+            return None
+        step = extract(
+            traced.joint,
+            BorrowedCosts(found.step, self._price().costs.granularity),
+            absent=found.step.absent,
+            fixed_bytes=found.step.graph.fixed_bytes,
+            accumulate=traced.accumulate,
+        )
+        if peak_of(step, found.order) > found.budget_bytes:
+            return None
+        return self.program_of(step, found.order, found.budget_bytes)
 
     def _from_file(self, plan: Plan, traced: Traced) -> StepProgram:
         """The program of a plan that was read, for the graph that the first batch gave."""

@@ -162,8 +162,7 @@ class _Made:
             engine=self.engine,
         )
         program = self.engine.program_of(self.step, plan.order, plan.budget_bytes)
-        key = self.traced.executor, self.traced.accumulate, 0
-        self.engine.remember(plan, [(key, program)])
+        self.engine.remember(plan, [(self.traced.key(), program)])
         return plan
 
 

@@ -37,8 +37,8 @@ class PiecewisePlanner:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._local = threading.local()
-        self._steps: dict[tuple[Any, bool], StepGraph] = {}
-        self._least: dict[tuple[Any, bool], StepProgram] = {}
+        self._steps: dict[Any, StepGraph] = {}
+        self._least: dict[Any, StepProgram] = {}
 
     def run(self, inputs: Inputs) -> Any:
         """A forward call in training. A step that is new is planned when it has run."""
@@ -76,7 +76,7 @@ class PiecewisePlanner:
         if known is not None:
             return known
         recording.unknown = True
-        key = traced.executor, traced.accumulate
+        key = traced.key()
         if key not in self._least:
             step = self._step(traced)
             order = least_option(step.graph)
@@ -102,7 +102,7 @@ class PiecewisePlanner:
         return recording, outputs
 
     def _step(self, traced: Traced, *, last: bool = False) -> StepGraph:
-        key = traced.executor, traced.accumulate
+        key = traced.key()
         if key not in self._steps:
             absent = likely_absent(traced.joint) if last else frozenset[int]()
             self._steps[key] = self._engine.extract(traced, self._local.inputs, absent)
@@ -166,8 +166,9 @@ class PiecewisePlanner:
         for t, step, option in zip(traced, steps, choice.options, strict=True):
             occurrence = counts.get(t.executor, 0)
             counts[t.executor] = occurrence + 1
-            key = t.executor, t.accumulate, occurrence
-            programs.append((key, self._engine.program_of(step, option.order, budget)))
+            programs.append(
+                (t.key(occurrence), self._engine.program_of(step, option.order, budget))
+            )
         return programs
 
 

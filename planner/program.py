@@ -26,7 +26,7 @@ class StepProgram:
         self.step = step
         self.order = order
         self._costs = costs
-        self._budget_bytes = budget_bytes
+        self.budget_bytes = budget_bytes
         self._slices: dict[frozenset[int], tuple[Slice, ...]] = {}
 
     @cached_property
@@ -53,10 +53,10 @@ class StepProgram:
         )
         schedule = Schedule.from_order(step.graph, self.order)
         peak = simulate(step.graph, schedule).peak_bytes
-        if peak > self._budget_bytes:
+        if peak > self.budget_bytes:
             warnings.warn(
                 "gradients arrived at outputs that the plan assumed unused: this step peaks at "
-                f"{peak / 1e9:.3f} GB, over the budget of {self._budget_bytes / 1e9:.3f} GB. "
+                f"{peak / 1e9:.3f} GB, over the budget of {self.budget_bytes / 1e9:.3f} GB. "
                 "Return only the outputs that the loss uses, or plan with a larger budget.",
                 stacklevel=2,
             )

@@ -26,6 +26,7 @@ class Request:
 
     Attributes:
         budget_bytes: None for "auto", which is looked up when the plan is made.
+        dynamic: for arguments of forward, by name or position, the largest size of dimensions.
     """
 
     budget_bytes: int | None
@@ -37,6 +38,7 @@ class Request:
     backend: str = "eager"
     keep: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
+    dynamic: Mapping[str | int, Mapping[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,35 @@ def inputs_of(
     if isinstance(example_inputs, tuple):
         return Inputs(example_inputs, kwargs)
     return Inputs((example_inputs,), kwargs)
+
+
+def sizes_by_tensor(
+    model: torch.nn.Module, inputs: Inputs, dynamic: Mapping[str | int, Mapping[int, int]]
+) -> list[tuple[torch.Tensor, int, int]]:
+    """What `dynamic` says, as (tensor of the batch, dimension, largest size)."""
+    if not dynamic:
+        return []
+    names = list(inspect.signature(model.forward).parameters)
+    given: dict[str | int, Any] = dict(enumerate(inputs.args))
+    given.update(zip(names, inputs.args, strict=False))
+    given.update(inputs.kwargs.items())
+    found = []
+    for name, sizes in dynamic.items():
+        tensor = given.get(name)
+        if not isinstance(tensor, torch.Tensor):
+            raise PlannerError(
+                f"dynamic={name!r} names no tensor of the example batch; it has "
+                f"{', '.join(repr(n) for n, t in given.items() if isinstance(t, torch.Tensor))}"
+            )
+        for dim, size in sizes.items():
+            if not -tensor.dim() <= dim < tensor.dim() or size < tensor.shape[dim]:
+                raise PlannerError(
+                    f"dynamic={{{name!r}: {{{dim}: {size}}}}}: the example has shape "
+                    f"{tuple(tensor.shape)}; give one of its dimensions, and the largest size that "
+                    "it will have"
+                )
+            found.append((tensor, dim % tensor.dim(), size))
+    return found
 
 
 def check_inputs(model: torch.nn.Module, inputs: Inputs) -> None:

@@ -12,16 +12,18 @@ views at the border of the graph, while saved tensors and gradients are the exec
 
 from __future__ import annotations
 
+import dataclasses
 import types
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import fx
 
+from tracer.concrete import Binding, Symbols, concrete
 from tracer.errors import PlannerError, UntraceableModel
 from tracer.torch_private import (
     TorchDynamoException,
@@ -31,7 +33,10 @@ from tracer.torch_private import (
     break_of,
     dynamo_settings,
     forward_failed,
+    mark_varying,
     no_fake_mode,
+    recompile_limit_hit,
+    unmark_varying,
 )
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -48,11 +53,30 @@ class JointGraph:
         one_to_one: whether primal i is argument i of the captured graph. If not (duplicate or
             overlapping inputs were merged, a tensor subclass was unwrapped), gradients can only be
             returned all at once.
+        symbols: where the arguments say how large the sizes are that the graph leaves open.
+        inputs: the fake arguments of the capture.
     """
 
     module: fx.GraphModule
     num_forward_outputs: int
     one_to_one: bool
+    symbols: Symbols = field(default_factory=lambda: Symbols(()))
+    inputs: tuple[Any, ...] = ()
+
+    def shape(self, position: int) -> tuple[Any, ...]:
+        """Sizes of an argument of the captured graph, symbols where they are open."""
+        return tuple(self.inputs[position].shape)
+
+    def at(self, binding: Binding) -> JointGraph:
+        """The same graph for these sizes.
+
+        Raises:
+            UntraceableModel: a size depends on the content of a tensor.
+        """
+        if not self.symbols.places:
+            return self
+        module = concrete(self.module, binding)
+        return JointGraph(module, self.num_forward_outputs, self.one_to_one)
 
     @cached_property
     def placeholders(self) -> list[fx.Node]:
@@ -115,6 +139,19 @@ class Executor(Protocol):
         ...
 
 
+@contextmanager
+def sizes_may_vary(dimensions: Iterable[tuple[torch.Tensor, int]]) -> Iterator[None]:
+    """A capture within leaves the sizes of these dimensions open, where the model allows it."""
+    marked = list(dimensions)
+    for tensor, dim in marked:
+        mark_varying(tensor, dim)
+    try:
+        yield
+    finally:
+        for tensor, _ in marked:
+            unmark_varying(tensor)
+
+
 ExecutorFactory = Callable[[JointGraph], Executor]
 
 
@@ -126,8 +163,8 @@ class CompiledForward:
     """A callable with the signature of the model's forward that runs captured graphs.
 
     A new graph is captured whenever Dynamo's guards say that the last ones do not apply (another
-    shape, another flag), and `make_executor` is called for it. A graph that needs no gradient runs
-    as it is.
+    flag, a size that changes for the first time: it is a symbol from then on), and `make_executor`
+    is called for it. A graph that needs no gradient runs as it is.
 
     Where torch cannot trace the forward as one graph, it is captured in pieces as it runs, and what
     lies between them stays Python.
@@ -163,6 +200,10 @@ class CompiledForward:
                 self._captured_once = True
                 return self._compiled(*args, **kwargs)
         except TorchDynamoException as error:
+            if recompile_limit_hit(error):  # too many graphs: those that exist are forgotten
+                self._compiled = self._compile(whole=self.whole)
+                self._captured_once = False
+                return self(*args, **kwargs)
             reason = break_of(error)
             if forward_failed(error) or not self.whole or branches_on_data(reason):
                 raise _explained(error) from error
@@ -177,8 +218,10 @@ class CompiledForward:
                 self.breaks.append(_acceptable(reason))
             return _compile_graph(module, inputs, self._make_executor)
 
+        # A size that changes becomes a symbol; not in pieces, where sizes may hang on data.
+        dynamic = None if whole else False
         return torch.compile(
-            _own_code(self._model), backend=backend, fullgraph=whole, dynamic=False
+            _own_code(self._model), backend=backend, fullgraph=whole, dynamic=dynamic
         )
 
 
@@ -230,8 +273,12 @@ def _compile_graph(
         joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         arguments = [n for n in module.graph.nodes if n.op == "placeholder"]
-        graph = JointGraph(joint, num_fwd_outputs, True)
-        graph = JointGraph(joint, num_fwd_outputs, len(graph.primals) == len(arguments))
+        _tag_backward(joint)
+        # What Dynamo traced with: `inputs` are the real tensors, whose sizes are numbers.
+        fakes = tuple(n.meta.get("example_value") for n in arguments)
+        graph = JointGraph(joint, num_fwd_outputs, True, Symbols.of(fakes), fakes)
+        one_to_one = len(graph.primals) == len(arguments)
+        graph = dataclasses.replace(graph, one_to_one=one_to_one)
         captured.append(make_executor(graph))
         return _stand_in_forward(graph), _stand_in_backward(graph)
 
@@ -253,6 +300,17 @@ def _compile_graph(
         inference=inference,
     )
     return captured[0].wrap(call) if captured else call
+
+
+def _tag_backward(joint: fx.GraphModule) -> None:
+    """Marks what depends on tangents as backward; some passes of torch leave nodes untagged."""
+    late: set[fx.Node] = set()
+    for node in joint.graph.nodes:
+        is_tangent = node.op == "placeholder" and node.name.startswith("tangents")
+        if is_tangent or (node.op == "call_function" and late.intersection(node.all_input_nodes)):
+            late.add(node)
+            if node.op == "call_function":
+                node.meta["partitioner_tag"] = "is_backward"
 
 
 def _boxed(function: Boxed) -> Boxed:

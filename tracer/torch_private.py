@@ -5,21 +5,22 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 import torch._dynamo
 from torch import fx
-from torch._dynamo.exc import TorchDynamoException, TorchRuntimeError
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException, TorchRuntimeError
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
+    "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",
@@ -31,12 +32,20 @@ __all__ = [
     "break_of",
     "dynamo_settings",
     "forward_failed",
+    "is_symbolic",
+    "joint_fake_mode",
+    "linear_in",
+    "mark_varying",
     "named_arguments",
     "no_fake_mode",
+    "number_of",
     "plain_eager",
+    "recompile_limit_hit",
     "storage_key",
+    "tensor_over",
     "tree_leaves",
     "tree_map",
+    "unmark_varying",
 ]
 
 PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
@@ -128,10 +137,27 @@ def branches_on_data(reason: str) -> bool:
     """Whether a break stands where Python asks for a tensor's content to decide what comes next.
 
     Relies on Dynamo's words: a headline from torch 2.7 on, `generic_jump` inside a piece, and the
-    symbolic shapes' "data-dependent expression" for a number taken out of a tensor.
+    symbolic shapes' "guard on data-dependent expression" for a number taken out of a tensor.
     """
-    said = ("Data-dependent branching", "generic_jump", "data-dependent expression")
+    said = ("Data-dependent branching", "generic_jump", "guard on data-dependent expression")
     return any(words in reason for words in said)
+
+
+def mark_varying(tensor: torch.Tensor, dim: int) -> None:
+    """A capture may leave this size open. Relies on `torch._dynamo.maybe_mark_dynamic`."""
+    torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+def unmark_varying(tensor: torch.Tensor) -> None:
+    """Undoes `mark_varying`. Relies on the attributes that it sets."""
+    for name in ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking"):
+        if hasattr(tensor, name):
+            delattr(tensor, name)
+
+
+def recompile_limit_hit(error: Exception) -> bool:
+    """Whether Dynamo holds as many graphs as it may. Relies on `FailOnRecompileLimitHit`."""
+    return isinstance(error, FailOnRecompileLimitHit)
 
 
 def no_fake_mode() -> AbstractContextManager[Any]:
@@ -145,6 +171,71 @@ def storage_key(tensor: torch.Tensor) -> int:
     Relies on `UntypedStorage._cdata`, which torch itself uses for this in `StorageWeakRef`.
     """
     return int(tensor.untyped_storage()._cdata)
+
+
+def is_symbolic(item: Any) -> bool:
+    """Whether this is a number that stands for a size not known yet."""
+    return isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def linear_in(item: Any) -> tuple[str, int, int] | None:
+    """(symbol, scale, shift) if a size is scale * symbol + shift with whole numbers, else None.
+
+    Relies on `SymInt.node.expr`, a sympy expression.
+    """
+    if not isinstance(item, torch.SymInt):
+        return None
+    expression = item.node.expr
+    symbols = sorted(expression.free_symbols, key=str)
+    if len(symbols) != 1 or not expression.is_polynomial(symbols[0]):
+        return None
+    shift, scale = expression.subs(symbols[0], 0), expression.coeff(symbols[0])
+    if not (scale.is_Integer and shift.is_Integer and scale > 0):
+        return None
+    is_linear = expression == scale * symbols[0] + shift
+    return (str(symbols[0]), int(scale), int(shift)) if is_linear else None
+
+
+def number_of(item: Any, sizes: Mapping[str, int]) -> Any:
+    """A number for a symbolic one, given its symbols' values; None if others occur in it.
+
+    Relies on `SymInt.node.expr`, as `linear_in`.
+    """
+    if not is_symbolic(item):
+        return item
+    expression = item.node.expr
+    if any(str(s) not in sizes for s in expression.free_symbols):
+        return None
+    value = expression.xreplace({s: sizes[str(s)] for s in expression.free_symbols})
+    kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+    return kinds[type(item)](value)
+
+
+def joint_fake_mode() -> FakeTensorMode:
+    """A mode for fake tensors of known sizes."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def tensor_over(
+    mode: FakeTensorMode,
+    like: torch.Tensor,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    offset: int,
+    nbytes: int,
+    storage: torch.UntypedStorage | None,
+) -> tuple[torch.Tensor, torch.UntypedStorage]:
+    """A fake tensor of these sizes, over a storage that is given or made; also the storage.
+
+    Relies on `FakeTensor(mode, meta tensor, device)`, which shares the meta tensor's storage.
+    """
+    with no_fake_mode():
+        if storage is None:
+            storage = torch.empty(nbytes, dtype=torch.uint8, device="meta").untyped_storage()
+        bare = torch.empty(0, dtype=like.dtype, device="meta")
+        bare.set_(storage, offset, tuple(sizes), tuple(strides))
+        bare.requires_grad_(like.requires_grad and bare.is_floating_point())
+    return FakeTensor(mode, bare, like.device), storage
 
 
 @contextmanager
