@@ -130,7 +130,7 @@ def unet() -> Made:
 
 
 def mixtral_small() -> Made:
-    """Eight experts, two for each token; every expert's matrices are multiplied in one call."""
+    """Eight experts, two for each token, computed by grouped matrix products."""
     config = hf.MixtralConfig(
         hidden_size=1024,
         intermediate_size=2048,
@@ -140,7 +140,7 @@ def mixtral_small() -> Made:
         num_local_experts=8,
         num_experts_per_tok=2,
         use_cache=False,
-        experts_implementation="batched_mm",
+        experts_implementation="grouped_mm",
     )
     return hf.MixtralForCausalLM(config), _labelled(4, 512, 32000)
 

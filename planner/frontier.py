@@ -31,9 +31,9 @@ from runtime.schedule import Schedule, save_all_order
 from runtime.simulator import simulate
 from tracer.capture import GraphBreak
 from tracer.errors import InfeasibleBudget, InvalidBudget, PlannerError, UntraceableModel
+from tracer.extract import StepGraph, likely_absent
 
 if TYPE_CHECKING:
-    from tracer.extract import StepGraph, likely_absent
     from tracer.graph import ComputationGraph
 
 MOST = 200  # points
