@@ -11,6 +11,9 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ def command(*arguments: str, cwd: Path, **environment: str) -> Done:
     out, err = cwd / ".out", cwd / ".err"
     variables = {"CHECKPOINT_PLANNER_CACHE": str(cwd / "cache"), **environment}
     process = context.Process(target=child, args=(arguments, cwd, out, err, variables))
-    process.start()
+    with patch.dict(os.environ, PYTHONPATH=str(ROOT)):  # the server does not take over sys.path
+        process.start()
     process.join(timeout=120)
     assert process.exitcode is not None, f"{arguments} did not end"
     return Done(process.exitcode, out.read_text(), err.read_text())
