@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import shlex
 import subprocess
@@ -22,6 +24,12 @@ COMMANDS = {
     "what_fits": (
         "examples/what_fits.py --size tiny --sequence 32 --vocabulary 128 --budget-gb 0.03"
     ),
+    "llama_lora": (
+        "-m examples.llama_lora --layers 2 --width 64 --length 32 --batch 2 --vocabulary 128"
+    ),
+    "unet": "-m examples.unet --layers 1 --width 32 --pixels 32 --batch 2",
+    "vit": "-m examples.vit --layers 2 --width 64 --pixels 32 --batch 2",
+    "long_sequence": "-m examples.long_sequence --layers 2 --width 64 --length 256 --most 1024",
     "step_time": "-m benchmarks.step_time launch --rounds 1",
 }
 
@@ -42,3 +50,20 @@ def run(command: str) -> subprocess.CompletedProcess[str]:
 def test_runs(command: str) -> None:
     done = run(command)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_notebook_runs() -> None:
+    cells = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())["cells"]
+    code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    shown: list[object] = []
+    namespace: dict[str, object] = {"__name__": "notebook"}
+    for source in code:
+        tree = ast.parse(source)
+        last = tree.body[-1]
+        if isinstance(last, ast.Expr):  # a notebook shows the value of a last expression
+            tree.body.pop()
+            exec(compile(tree, "notebook", "exec"), namespace)
+            shown.append(eval(compile(ast.Expression(last.value), "notebook", "eval"), namespace))
+        else:
+            exec(compile(tree, "notebook", "exec"), namespace)
+    assert any("<iframe" in html() for s in shown if (html := getattr(s, "_repr_html_", None)))
