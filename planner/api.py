@@ -107,18 +107,18 @@ def plan(
         InfeasibleBudget: no schedule fits; says the least feasible budget.
         PlannerError: base of these, and of every other error that names an argument.
     """
-    check_model(model)
-    request = Request(
-        budget_bytes(budget_gb),
-        optimizer,
-        check_device(device) if hardware is None else _any_device(device),
-        hardware,
-        _one_of("solver", solver, tuple(SOLVERS)),
-        _positive("time_limit", time_limit),
-        _one_of("backend", backend, _BACKENDS),
-        _patterns(keep),
-        _patterns(recompute),
-        dict(dynamic or {}),
+    engine = _engine(
+        model,
+        budget_gb=budget_gb,
+        optimizer=optimizer,
+        device=device,
+        hardware=hardware,
+        solver=solver,
+        time_limit=time_limit,
+        backend=backend,
+        keep=keep,
+        recompute=recompute,
+        dynamic=dynamic,
     )
     if not model.training:
         warnings.warn(
@@ -126,12 +126,34 @@ def plan(
             "to plan for training",
             stacklevel=2,
         )
-    engine = Engine(model, request)
     inputs = inputs_of(model, example_inputs, example_kwargs)
     if inputs is None:
         return PendingPlan(engine)
     check_inputs(model, inputs)
     return engine.plan_for(inputs)
+
+
+def pending(model: torch.nn.Module, **options: Unpack[_Options]) -> PendingPlan:
+    """A plan for the first training batch, also if the model has an `example_input_array`."""
+    return PendingPlan(_engine(model, **options))
+
+
+def _engine(model: torch.nn.Module, **options: Unpack[_Options]) -> Engine:
+    check_model(model)
+    hardware, device = options.get("hardware"), options.get("device")
+    request = Request(
+        budget_bytes(options["budget_gb"]),
+        options.get("optimizer"),
+        check_device(device) if hardware is None else _any_device(device),
+        hardware,
+        _one_of("solver", options.get("solver", "auto"), tuple(SOLVERS)),
+        _positive("time_limit", options.get("time_limit", 60.0)),
+        _one_of("backend", options.get("backend", "eager"), _BACKENDS),
+        _patterns(options.get("keep", ())),
+        _patterns(options.get("recompute", ())),
+        dict(options.get("dynamic") or {}),
+    )
+    return Engine(model, request)
 
 
 def _any_device(device: str | torch.device | None) -> torch.device | None:

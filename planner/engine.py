@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from planner.data_parallel import Buckets, Surroundings, unwrap
+from planner.distributed import in_flight_bytes, shared_plan
 from planner.instance import Instance
 from planner.minimum import infeasible, minimum_peak
 from planner.piecewise import PiecewisePlanner
@@ -22,6 +24,7 @@ from planner.problem import Problem, Solution
 from planner.program import StepProgram
 from planner.request import Inputs, Request, matching_values, removable, sizes_by_tensor
 from planner.reuse import KEPT, NEAR, BorrowedCosts, Recent, covers, nearest, peak_of
+from planner.sharded import Sharding, refuse_fsdp1, sharding_of
 from planner.solvers import SOLVERS
 from planner.summary import summarise
 from runtime.execute import StepExecutor
@@ -44,11 +47,15 @@ log = logging.getLogger("planner")
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """One captured step: its executor and the arguments that the captured graph was called with."""
+    """One captured step: its executor and the arguments that the captured graph was called with.
+
+    `buckets` are those of the DistributedDataParallel around it.
+    """
 
     executor: StepExecutor
     arguments: tuple[Any, ...]
     sizes: tuple[tuple[str, int], ...] = ()  # planned ahead for these instead of the arguments'
+    buckets: Buckets = Buckets()  # noqa: RUF009 - frozen
 
     def enlarged(self, largest: Sequence[tuple[torch.Tensor, int, int]]) -> Traced:
         """The same step with other sizes of dimensions: (tensor, dimension, size)."""
@@ -93,18 +100,21 @@ class Traced:
 
     @cached_property
     def accumulate(self) -> bool:
-        """Whether gradients are there already, so that new ones are added to them."""
-        return any(
+        """Whether gradients are there already, so that new ones are added to them.
+
+        Or copied into the buckets of DistributedDataParallel, which is the same to memory.
+        """
+        return self.buckets.views or any(
             isinstance(a, torch.Tensor) and a.requires_grad and a.is_leaf and a.grad is not None
             for a in self.arguments
         )
 
     def key(self, occurrence: int = 0) -> _Key:
         """Of its program, where this graph ran `occurrence` times before in the step."""
-        return self.executor, self.accumulate, occurrence, self.binding
+        return self.executor, self.accumulate, self.buckets, occurrence, self.binding
 
 
-_Key = tuple[StepExecutor, bool, int, Binding]
+_Key = tuple[StepExecutor, bool, Buckets, int, Binding]
 
 
 class _Captured(BaseException):
@@ -122,10 +132,13 @@ class Engine:
     """
 
     def __init__(self, model: torch.nn.Module, request: Request) -> None:
+        model, self._wrapper = unwrap(model)
+        refuse_fsdp1(model)
         self.model = model
+        self._surroundings = Surroundings(model, self._wrapper)
         self.request = request
         self.plan: Plan | None = None
-        self._training = model.training
+        self._training: bool | None = model.training
         self._compiled = CompiledForward(model, self._executor)
         self._piecewise = PiecewisePlanner(self)
         self._programs: Recent[_Key, StepProgram] = Recent(KEPT)
@@ -133,6 +146,7 @@ class Engine:
         self._pricing: Pricing | None = None
         self._mode = threading.local()
         self._given: Plan | None = None
+        self.listeners: list[Callable[[Plan], None]] = []
 
     # Planning
 
@@ -197,21 +211,26 @@ class Engine:
             matching_values(graph, self.request.keep, "keep"),
             removable(graph, matching_values(graph, self.request.recompute, "recompute")),
         )
-        start = time.perf_counter()
-        floor = self.optimizer_floor(graph)
-        solution, minimum = _solve(problem, self.request, floor)
-        seconds = time.perf_counter() - start
-        plan = summarise(
-            problem,
-            solution,
-            minimum_bytes=minimum,
-            floor=floor,
-            solver=solution.winner or self.request.solver,
-            seconds=seconds,
-            device=self.device_name,
-            notes=self.notes([step]),
-            engine=self,
-        )
+
+        def make() -> Plan:
+            start = time.perf_counter()
+            floor = self.optimizer_floor(graph)
+            solution, minimum = _solve(problem, self.request, floor)
+            seconds = time.perf_counter() - start
+            return summarise(
+                problem,
+                solution,
+                minimum_bytes=minimum,
+                floor=floor,
+                solver=solution.winner or self.request.solver,
+                seconds=seconds,
+                device=self.device_name,
+                notes=self.notes([step]),
+                engine=self,
+            )
+
+        plan = shared_plan([problem], self.request, make, lambda o: peak_of(step, tuple(o[0])))
+        plan = dataclasses.replace(plan, _engine=self)
         program = self.program_of(step, plan.order, plan.budget_bytes)
         self.remember(plan, [(traced.key(), program)])
         return plan
@@ -220,12 +239,21 @@ class Engine:
         self, traced: Traced, inputs: Inputs | tuple[Any, ...], absent: frozenset[int]
     ) -> StepGraph:
         """The computation graph of a captured graph; `inputs` of the whole step are held."""
+        others = (
+            ("gradient buckets", self._surroundings.unseen_bytes()),
+            ("collectives in flight", in_flight_bytes(traced.joint)),
+            *self.sharding.held,
+        )
         return extract(
             traced.joint,
             self._price().costs,
             absent=absent,
-            fixed_bytes=resident(self.model, inputs, self.request.optimizer),
-            accumulate=traced.accumulate,
+            fixed_bytes=(
+                *resident(self.model, inputs, self.request.optimizer),
+                *(pair for pair in others if pair[1]),
+            ),
+            # Gradients that AOTAutograd puts together leave at the end: none is freed before.
+            accumulate=traced.accumulate and traced.joint.one_to_one,
             progress=self._price().progress,
         )
 
@@ -263,6 +291,11 @@ class Engine:
         """Where the forward leaves a graph."""
         return self._compiled.breaks
 
+    @property
+    def sharding(self) -> Sharding:
+        """What FSDP2 holds in a step."""
+        return sharding_of(self.model)
+
     def _price(self) -> Pricing:
         if self._pricing is None:
             self._pricing = Pricing.of(self.model, self.request)
@@ -274,14 +307,22 @@ class Engine:
         """Makes the model run by the plan."""
         self.activate(plan)
         self._training = self.model.training
-        install(self.model, self, plan)
-        return self.model
+        return self._install(plan)
 
     def install_pending(self, pending: object) -> torch.nn.Module:
-        """Makes the model plan at its first batch."""
-        self._training = self.model.training
-        install(self.model, self, pending)
-        return self.model
+        """Makes the model plan at its first batch, whatever its mode is then."""
+        self._training = None
+        return self._install(pending)
+
+    def _install(self, plan: object) -> torch.nn.Module:
+        install(self.model, self, plan)
+        return self._show(plan)
+
+    def _show(self, plan: object) -> torch.nn.Module:
+        """Sets `plan` on the module, and on the wrapper that `plan()` was given."""
+        outer = self._wrapper if self._wrapper is not None else self.model
+        self.model.plan = outer.plan = plan  # type: ignore[assignment]
+        return outer
 
     def activate(self, plan: Plan) -> Callable[..., Any]:
         """Makes the plan the one in force, and returns the call that runs it."""
@@ -297,7 +338,9 @@ class Engine:
         """Puts a plan that was made while training in force."""
         self.activate(plan)
         if is_installed(self.model, self):
-            self.model.plan = plan  # type: ignore[assignment]
+            self._show(plan)
+        for tell in self.listeners:
+            tell(plan)
 
     def plain(self) -> Callable[..., Any]:
         """The model's own call, without a plan."""
@@ -307,14 +350,18 @@ class Engine:
         """Makes the model run as before."""
         if is_installed(self.model, self):
             uninstall(self.model)
-        return self.model
+        if self._wrapper is None:
+            return self.model
+        self._wrapper.__dict__.pop("plan", None)
+        return self._wrapper
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's call while a plan is applied.
 
         What has no backward pass to plan for (evaluation, `no_grad`) runs as before.
         """
-        if not torch.is_grad_enabled() or self.model.training != self._training:
+        other_mode = self._training not in (None, self.model.training)
+        if not torch.is_grad_enabled() or other_mode:
             return plain_call(self.model)(*args, **kwargs)
         return self.train_call(*args, **kwargs)
 
@@ -336,7 +383,7 @@ class Engine:
 
     def traced(self, executor: StepExecutor, arguments: Sequence[Any]) -> Traced:
         """A captured graph and how it was called."""
-        return Traced(executor, tuple(arguments))
+        return Traced(executor, tuple(arguments), buckets=self._surroundings.buckets())
 
     def _choose(self, executor: StepExecutor, arguments: Sequence[Any]) -> StepProgram:
         traced = self.traced(executor, arguments)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
     from planner.engine import Engine
+    from planner.plan import Plan
 
 
 class PendingPlan:
@@ -30,6 +32,10 @@ class PendingPlan:
 
     def __deepcopy__(self, memo: dict[int, object]) -> PendingPlan:
         return self
+
+    def on_plan(self, tell: Callable[[Plan], None]) -> None:
+        """Calls `tell` with each plan that is made while this one is applied."""
+        self._engine.listeners.append(tell)
 
     def apply(self) -> torch.nn.Module:
         """Makes the model plan at its first training batch; returns the same object."""

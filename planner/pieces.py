@@ -117,6 +117,20 @@ def choose(pieces: Sequence[Piece], budget: int, solver: Solver, time_limit: flo
     return Choice(tuple(picked), tuple(carried[:-1]), minimum, bound)
 
 
+def follow(pieces: Sequence[Piece], orders: Sequence[Sequence[int]]) -> tuple[int, tuple[int, ...]]:
+    """Peak of the step under given orders, and the bytes saved before each piece.
+
+    Raises:
+        ScheduleError, IndexError: an order does not run its piece.
+    """
+    peak, carried = 0, [0]
+    for piece, order in zip(pieces, orders, strict=True):
+        option = _option(piece.graph, order)
+        peak = max(peak, piece.graph.fixed + piece.around + carried[-1] + option.peak)
+        carried.append(carried[-1] + option.saved)
+    return peak, tuple(carried[:-1])
+
+
 def options_of(piece: Piece, solver: Solver, time_limit: float) -> tuple[Option, ...]:
     """Schedules from the least peak to the plain one, none worse than another in every way."""
     graph = piece.graph

@@ -8,14 +8,17 @@ way, and puts buffers and random-number states back.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from planner.distributed import shared_plan
 from planner.merge import merged
-from planner.pieces import Choice, Piece, choose, least_option
+from planner.pieces import Piece, choose, follow, least_option
 from planner.problem import Problem, Solution
 from planner.program import StepProgram
 from planner.request import Inputs, pinned, removable
@@ -110,16 +113,32 @@ class PiecewisePlanner:
 
     def _plan(self, recording: Recording, outputs: Any, inputs: Inputs) -> Plan:
         engine = self._engine
-        start = time.perf_counter()
         traced = [engine.traced(*call) for call in recording.calls]
-        pieces = self._pieces(traced, recording.between(outputs))
+        pieces = self._pieces(traced, recording, outputs)
         budget = engine.budget_for(pieces[0].graph.fixed)
-        request = engine.request
+        problems = [Problem(p.graph, budget, p.keep, p.recompute) for p in pieces]
+        plan = shared_plan(
+            problems,
+            engine.request,
+            lambda: self._solved(pieces, problems),
+            lambda orders: follow(pieces, orders)[0],
+        )
+        plan = dataclasses.replace(plan, _engine=engine)
+        _, carried = follow(pieces, [p.order for p in plan.pieces])
+        steps = [p.carrying(c) for p, c in zip(pieces, carried, strict=True)]
+        engine.remember(plan, self._programs(traced, steps, plan))
+        return plan
+
+    def _solved(self, pieces: Sequence[Piece], problems: Sequence[Problem]) -> Plan:
+        """The plan as this rank makes it."""
+        engine, request = self._engine, self._engine.request
+        start = time.perf_counter()
+        budget = problems[0].budget_bytes
         choice = choose(pieces, budget, SOLVERS[request.solver], request.time_limit)
         steps = [p.carrying(c) for p, c in zip(pieces, choice.carried, strict=True)]
         plans = [
             summarise(
-                Problem(step.graph, budget, piece.keep, piece.recompute),
+                dataclasses.replace(problem, graph=step.graph),
                 Solution(option.order),
                 minimum_bytes=choice.minimum_bytes,
                 floor=0,
@@ -129,46 +148,48 @@ class PiecewisePlanner:
                 notes=(),
                 engine=None,
             )
-            for piece, step, option in zip(pieces, steps, choice.options, strict=True)
+            for problem, step, option in zip(problems, steps, choice.options, strict=True)
         ]
-        seconds = time.perf_counter() - start
-        plan = merged(
+        return merged(
             plans,
             bound_ns=choice.bound_ns,
             floor=engine.optimizer_floor(pieces[0].graph),
-            seconds=seconds,
+            seconds=time.perf_counter() - start,
             breaks=tuple(engine.breaks),
             notes=engine.notes(steps),
             engine=engine,
         )
-        engine.remember(plan, self._programs(traced, steps, choice, budget))
-        return plan
 
-    def _pieces(self, traced: list[Traced], between: int) -> list[Piece]:
+    def _pieces(self, traced: list[Traced], recording: Recording, outputs: Any) -> list[Piece]:
         request = self._engine.request
+        between = recording.between(outputs, self._engine.model.parameters())
         steps = [self._step(t, last=t is traced[-1]) for t in traced]
         graphs = [s.graph for s in steps]
         keep = pinned(graphs, request.keep, "keep")
         recompute = pinned(graphs, request.recompute, "recompute")
-        later, pieces = 0, []
+        sharding = self._engine.sharding
+        later = 0
+        pieces: list[Piece] = []
         for t, step, kept, dropped in reversed(
             list(zip(traced, steps, keep, recompute, strict=True))
         ):
-            pieces.append(Piece(step, kept, removable(step.graph, dropped), between, later))
+            held = sharding.later(later)
+            if sharding.gathered and not pieces:  # Python's own backward of what comes after it
+                held += 2 * recording.largest
+            pieces.append(Piece(step, kept, removable(step.graph, dropped), between, held))
             later += _parameter_gradients(t, step)
         return pieces[::-1]
 
     def _programs(
-        self, traced: list[Traced], steps: list[StepGraph], choice: Choice, budget: int
+        self, traced: list[Traced], steps: list[StepGraph], plan: Plan
     ) -> list[tuple[Any, StepProgram]]:
         counts: dict[Any, int] = {}
         programs = []
-        for t, step, option in zip(traced, steps, choice.options, strict=True):
+        for t, step, piece in zip(traced, steps, plan.pieces, strict=True):
             occurrence = counts.get(t.executor, 0)
             counts[t.executor] = occurrence + 1
-            programs.append(
-                (t.key(occurrence), self._engine.program_of(step, option.order, budget))
-            )
+            program = self._engine.program_of(step, piece.order, plan.budget_bytes)
+            programs.append((t.key(occurrence), program))
         return programs
 
 

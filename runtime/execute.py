@@ -79,6 +79,7 @@ class StepExecutor:
     def forward(self, args: list[Any]) -> Sequence[Any]:
         """AOTAutograd's side: primals in, forward outputs and the token out."""
         session = _Session.current()
+        session.opaque = {i: args[p] for i, p in self.joint.opaque_gradients.items()}
         rewritten = session.program.rewritten
         results = rewritten.forward.forward(args)
         session.made = list(results[rewritten.num_outputs :])
@@ -96,6 +97,8 @@ class StepExecutor:
             for _ in session.slices:
                 for primal, gradient in session.run_slice():
                     gradients[primal] = gradient
+        for position, part in session.opaque.items():
+            gradients[position] = part
         return gradients
 
 
@@ -112,6 +115,7 @@ class _Session:
         self._by_number[self.number] = self
         self.sliced = False
         self.made: list[Any] = []
+        self.opaque: dict[int, Any] = {}  # parts of gradients that are no tensors
         self.slices: tuple[Slice, ...] = ()
         self._kept: Any = None
         self._others: dict[int, Any] = {}
@@ -144,7 +148,9 @@ class _Session:
             tensors = [
                 m.detach() if m.requires_grad else m for m in made if isinstance(m, torch.Tensor)
             ]
-            self._kept = _Keeper.apply(torch.empty((), requires_grad=True), *tensors).grad_fn
+            # The output is held, and not its node alone: the node's saved tensors live as long as
+            # the C++ part of it, which the Python part does not own in torch 2.11.
+            self._kept = _Keeper.apply(torch.empty((), requires_grad=True), *tensors)
 
     # Backward
 
@@ -164,7 +170,7 @@ class _Session:
             )
         absent = frozenset(i for i, t in enumerate(tangents) if t is None)
         self.slices = self.program.backward(absent)
-        live = list(self._kept.saved_tensors)
+        live = list(self._kept.grad_fn.saved_tensors)
         for position in sorted(self._others):
             live.insert(position, self._others[position])
         self._live = live + [t for t in tangents if t is not None]
@@ -217,16 +223,16 @@ class _Gates:
 
     def __init__(self, session: _Session, joint: JointGraph, args: Sequence[Any]) -> None:
         self.arguments = list(args)
+        if not joint.one_to_one or not torch.is_grad_enabled():
+            return
         slices = session.program.rewritten.slices
         wanting = {p for part in slices for p in part.primals if _needs_gradient(args, p)}
         session.sliced = (
-            joint.one_to_one
-            and all(type(args[p]) in _PLAIN for p in wanting)
+            all(type(args[p]) in _PLAIN for p in wanting)
             and bool(wanting)
             and not (joint.mutated_primals & wanting)
         )
-        if not session.sliced or not torch.is_grad_enabled():
-            session.sliced = False
+        if not session.sliced:
             return
         token = torch.empty((), requires_grad=True)
         for part in reversed(slices):

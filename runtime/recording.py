@@ -19,6 +19,7 @@ class Recording:
     Attributes:
         calls: (graph, arguments) of each piece, in order.
         unknown: whether some piece had no plan.
+        largest: bytes of the largest tensor between pieces.
     """
 
     def __init__(self, resident: Iterable[Any]) -> None:
@@ -28,17 +29,23 @@ class Recording:
         self._known = {storage_key(t) for t in _plain(resident)}
         self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._bytes = 0
+        self.largest = 0
 
     def add(self, executor: Hashable, arguments: tuple[Any, ...]) -> int:
         """Notes a piece; returns how often it ran before in this call."""
         self.calls.append((executor, arguments))
-        self._note(arguments)
+        # Parameters are held anyway, or gathered for this piece alone (FSDP2).
+        self._note(a for a in arguments if not isinstance(a, torch.nn.Parameter))
         occurrence = self._counts[executor]
         self._counts[executor] += 1
         return occurrence
 
-    def between(self, outputs: Any) -> int:
-        """Bytes of what crosses between pieces, and of what Python's own autograd nodes save."""
+    def between(self, outputs: Any, resident: Iterable[Any]) -> int:
+        """Bytes of what crosses between pieces, and of what Python's own autograd nodes save.
+
+        `resident` may have changed in the forward (parameters that FSDP2 has gathered).
+        """
+        self._known |= {storage_key(t) for t in _plain(resident)}
         leaves = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor)]
         self._note(leaves)
         self._note(saved_by_autograd(leaves))
@@ -53,6 +60,7 @@ class Recording:
                 continue
             self._seen[key] = weakref.ref(storage)
             self._bytes += storage.nbytes()
+            self.largest = max(self.largest, storage.nbytes())
 
 
 def _plain(things: Iterable[Any]) -> Iterable[torch.Tensor]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import fx
 from torch._ops import OpOverload
 from torch._prims import rng_prims
@@ -22,12 +24,14 @@ run_with_rng_state: Callable[..., Any] = rng_prims.run_with_rng_state
 __all__ = [
     "BoxedCodeGen",
     "OpOverload",
+    "active_data_parallel",
     "autocast_off",
     "backward_hooks",
     "graph_kept",
     "install_call",
     "installed_call",
     "is_overload",
+    "job_store",
     "lint",
     "plain_call",
     "remove_call",
@@ -35,6 +39,7 @@ __all__ = [
     "run_with_rng_state",
     "saved_by_autograd",
     "set_backward_hooks",
+    "sharded_units",
     "tree_leaves",  # of torch.utils._pytree: tensors in outputs of any shape, the same since 2.0
 ]
 
@@ -137,3 +142,93 @@ def saved_by_autograd(outputs: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]
 def installed_call(module: torch.nn.Module) -> Callable[..., Any] | None:
     """What `install_call` put in place, if anything."""
     return module._compiled_call_impl
+
+
+def job_store() -> Any:
+    """The key-value store that the ranks of a job share; None outside of a job.
+
+    Relies on `torch.distributed.distributed_c10d._get_default_store`, the same since torch 1.9.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    return dist.distributed_c10d._get_default_store()
+
+
+def active_data_parallel() -> torch.nn.parallel.DistributedDataParallel | None:
+    """The DistributedDataParallel module whose forward runs, if one does.
+
+    Relies on `DistributedDataParallel._active_ddp_module`, which its forward sets for Dynamo.
+    """
+    return torch.nn.parallel.DistributedDataParallel._active_ddp_module
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Parameters that FSDP2 gathers and reduces together.
+
+    Attributes:
+        gathered_bytes: all parameters whole, in the dtype they are gathered in; gradient_bytes:
+            their gradients before reduction; reduce_bytes: the input of the reduce-scatter.
+        shard_bytes: this rank's part of the gradients.
+        reshards: whether parameters are freed after forward; reduces: whether gradients are reduced
+            in this backward (`set_requires_gradient_sync`); is_root: of the outermost module.
+    """
+
+    gathered_bytes: int
+    gradient_bytes: int
+    reduce_bytes: int
+    shard_bytes: int
+    reshards: bool
+    reduces: bool
+    is_root: bool
+
+
+def sharded_units(model: torch.nn.Module) -> list[Unit]:
+    """The units of FSDP2 in a model.
+
+    Relies on `FSDPModule._get_fsdp_state()` and, of the state, `_fsdp_param_groups` (a single
+    `_fsdp_param_group` before torch 2.12), `_mp_policy` and `_auto_reshard_after_forward`; of a
+    group, `fsdp_params`, `_reshard_after_forward` and `reduce_grads`.
+    """
+    if not dist.is_available():
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    found: list[Unit] = []
+    seen: list[Any] = []
+    for module in model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        state: Any = module._get_fsdp_state()
+        if any(state is s for s in seen):
+            continue  # one unit of several modules
+        root, groups = not seen, getattr(state, "_fsdp_param_groups", None)
+        seen.append(state)
+        if groups is None:
+            groups = [g for g in (state._fsdp_param_group,) if g is not None]
+        found += [_unit(state, group, root) for group in groups]
+    return found
+
+
+def _unit(state: Any, group: Any, is_root: bool) -> Unit:
+    policy = state._mp_policy
+    params = [p.sharded_param for p in group.fsdp_params]
+    trained = [p for p in params if p.requires_grad]
+    gathered = [(p.numel(), policy.param_dtype or p.dtype) for p in params]
+    gradients = [(p.numel(), policy.param_dtype or p.dtype) for p in trained]
+    reduced = [(p.numel(), policy.reduce_dtype or policy.param_dtype or p.dtype) for p in trained]
+    local = [p.to_local() for p in trained]
+    automatic = getattr(state, "_auto_reshard_after_forward", True)
+    return Unit(
+        _bytes_of(gathered),
+        _bytes_of(gradients),
+        _bytes_of(reduced),
+        sum(t.numel() * t.element_size() for t in local),
+        bool(group._reshard_after_forward) and not (is_root and automatic),
+        bool(group.reduce_grads),
+        is_root,
+    )
+
+
+def _bytes_of(sizes: list[tuple[int, torch.dtype]]) -> int:
+    return sum(numel * dtype.itemsize for numel, dtype in sizes)

@@ -98,7 +98,26 @@ class JointGraph:
     @property
     def gradients(self) -> list[fx.Node | None]:
         """One for each primal; None where it gets none."""
+        opaque = self.opaque_gradients
+        return [None if i in opaque else g for i, g in enumerate(self.backward_outputs)]
+
+    @property
+    def backward_outputs(self) -> list[fx.Node | None]:
+        """What AOTAutograd expects of backward: gradients, with parts that are no tensors."""
         return list(self._output_args[self.num_forward_outputs :])
+
+    @cached_property
+    def opaque_gradients(self) -> dict[int, int]:
+        """Positions in backward's outputs where a primal that is no tensor is handed back.
+
+        The mesh of a DTensor is such a part of its gradient (since torch 2.13).
+        """
+        number = {n: i for i, n in enumerate(self.primals)}
+        return {
+            i: number[g]
+            for i, g in enumerate(self.backward_outputs)
+            if g in number and not isinstance(g.meta.get("val"), torch.Tensor)
+        }
 
     @property
     def output_descriptions(self) -> list[str]:
@@ -277,7 +296,7 @@ def _compile_graph(
         # What Dynamo traced with: `inputs` are the real tensors, whose sizes are numbers.
         fakes = tuple(n.meta.get("example_value") for n in arguments)
         graph = JointGraph(joint, num_fwd_outputs, True, Symbols.of(fakes), fakes)
-        one_to_one = len(graph.primals) == len(arguments)
+        one_to_one = len(graph.primals) == len(arguments) and not any(map(_has_parts, arguments))
         graph = dataclasses.replace(graph, one_to_one=one_to_one)
         captured.append(make_executor(graph))
         return _stand_in_forward(graph), _stand_in_backward(graph)
@@ -311,6 +330,11 @@ def _tag_backward(joint: fx.GraphModule) -> None:
             late.add(node)
             if node.op == "call_function":
                 node.meta["partitioner_tag"] = "is_backward"
+
+
+def _has_parts(argument: fx.Node) -> bool:
+    """Whether an argument is a tensor made of others, such as a DTensor."""
+    return hasattr(type(argument.meta.get("example_value")), "__tensor_flatten__")
 
 
 def _boxed(function: Boxed) -> Boxed:
@@ -358,7 +382,9 @@ def _stand_in_backward(graph: JointGraph) -> fx.GraphModule:
         token.meta["val"] = torch.zeros((), dtype=torch.int64)
     for tangent in graph.tangents:
         stub.node_copy(tangent)
-    outputs = [_typed(stub, g.meta) if isinstance(g, fx.Node) else g for g in graph.gradients]
+    outputs = [
+        _typed(stub, g.meta) if isinstance(g, fx.Node) else g for g in graph.backward_outputs
+    ]
     stub.output(tuple(outputs))
     return fx.GraphModule(torch.nn.Module(), stub)
 

@@ -13,6 +13,17 @@ from tracer.torch_private import OpOverload, storage_key
 # operators, collectives) may have effects that no schema shows: they run exactly once.
 _PURE_NAMESPACES = ("aten", "prims")
 
+# Calls that wait for other ranks.
+_COLLECTIVE_NAMESPACES = (
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "_dtensor",
+    "c10d",
+    "c10d_functional",
+    "fsdp",
+    "symm_mem",
+)
+
 # Their content is whatever the memory held: a second call gives something else.
 _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
@@ -58,6 +69,24 @@ def is_random(node: fx.Node) -> bool:
     """Whether a call draws from the default generator."""
     target = node.target
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Whether a call is one of torch's own that communicate."""
+    target = node.target
+    return isinstance(target, OpOverload) and target.namespace in _COLLECTIVE_NAMESPACES
+
+
+def waits_for_others(node: fx.Node) -> bool:
+    """Whether a call may wait for other ranks: one rank must never make it alone.
+
+    A custom operator may communicate without saying so; in a distributed job it counts, too.
+    """
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace in _PURE_NAMESPACES:
+        return False
+    job = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return is_collective(node) or job
 
 
 def is_recomputable(node: fx.Node) -> bool:

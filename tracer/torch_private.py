@@ -322,11 +322,12 @@ def bare_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
 def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors with storages of their own behind a tensor: of a sharded one the local shard.
 
-    Relies on the `__tensor_flatten__` protocol of tensor subclasses.
+    Relies on the `__tensor_flatten__` protocol of tensor subclasses; among the attributes that it
+    names may be others than tensors (the device mesh of a DTensor, since torch 2.13).
     """
     if hasattr(tensor, "__tensor_flatten__"):
-        names, _ = tensor.__tensor_flatten__()
-        return [t for name in names for t in inner_tensors(getattr(tensor, name))]
+        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        return [t for i in inner if isinstance(i, torch.Tensor) for t in inner_tensors(i)]
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     return [tensor]
