@@ -22,6 +22,7 @@ from planner.plan import Plan
 from planner.pricing import Pricing, optimizer_peak, resident
 from planner.problem import Problem, Solution
 from planner.program import StepProgram
+from planner.progress import report
 from planner.request import Inputs, Request, matching_values, removable, sizes_by_tensor
 from planner.reuse import KEPT, NEAR, BorrowedCosts, Recent, covers, nearest, peak_of
 from planner.sharded import Sharding, refuse_fsdp1, sharding_of
@@ -186,6 +187,7 @@ class Engine:
         Raises:
             GraphBreak: the forward is not one graph.
         """
+        report("capturing the step")
         self._mode.capturing = True
         largest = sizes_by_tensor(self.model, inputs, self.request.dynamic)
         try:
@@ -474,5 +476,6 @@ def _solve(problem: Problem, request: Request, floor: int) -> tuple[Solution, in
                 problem.budget_bytes, minimum, (("the optimizer's step", floor),)
             )
         raise infeasible(Instance(problem), problem.budget_bytes)
+    report("solving")
     solution = SOLVERS[request.solver](problem, time_limit=request.time_limit)
     return solution, minimum

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tracer.graph import ComputationGraph
+from tracer.graph import ComputationGraph, Kind
 
 _NEAR = 1.25  # up to this factor beyond the traced sizes a graph is derived and not traced
 _MOST = 3  # traced sizes that a polynomial goes through
@@ -58,7 +58,7 @@ class Family:
     def exactly(self, size: int) -> ComputationGraph:
         """The step at a size, traced."""
         if size not in self.traced:
-            self.traced[size] = self._trace(size)
+            self.traced[size] = canonical(self._trace(size))
         return self.traced[size]
 
     def _support(self, size: int) -> tuple[int, ...] | None:
@@ -95,6 +95,30 @@ class Family:
             tuple((who, n) for (who, _), n in zip(first.fixed_bytes, fixed, strict=True)),
             first.accumulate,
         )
+
+
+def canonical(graph: ComputationGraph) -> ComputationGraph:
+    """The same step without values that nobody reads, makes or holds.
+
+    A capture whose sizes may vary has its sizes among its inputs, another one has not.
+    """
+    used = {v for op in graph.operations for v in (*op.inputs, *op.outputs, op.state)}
+    kept = [v for v in graph.values if v.index in used or v.nbytes or v.kind is not Kind.RESIDENT]
+    number = {v.index: i for i, v in enumerate(kept)}
+    return ComputationGraph(
+        tuple(
+            dataclasses.replace(
+                op,
+                inputs=tuple(number[v] for v in op.inputs),
+                outputs=tuple(number[v] for v in op.outputs),
+                state=None if op.state is None else number[op.state],
+            )
+            for op in graph.operations
+        ),
+        tuple(dataclasses.replace(v, index=number[v.index]) for v in kept),
+        graph.fixed_bytes,
+        graph.accumulate,
+    )
 
 
 def _lagrange(at: tuple[int, ...], x: int) -> NDArray[np.float64]:

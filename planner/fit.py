@@ -104,6 +104,7 @@ def fit(
     _one_of("over", over, OVER)
     if not 1 <= multiple <= most:
         raise PlannerError(f"multiple={multiple} must be from 1 to most={most}")
+    _check_points(points)
     start = time.perf_counter()
     search = _Search(model, inputs, over, request, multiple, most // multiple * multiple)
     largest = search.largest(search.least_peak)
@@ -124,17 +125,21 @@ def fit(
     )
 
 
+def _check_points(points: Any) -> None:
+    """A number of sizes, or the sizes; a function is asked later."""
+    given = [points] if isinstance(points, int) else [] if callable(points) else points
+    for number in given:
+        if not isinstance(number, int) or number < 1:
+            raise PlannerError(f"points={number!r} is not a whole number from 1 on")
+
+
 def _sizes(points: Any, low: int, high: int, multiple: int) -> list[int]:
     """Sizes of the curve; if only their number is given, spaced by a common factor."""
     if callable(points):
         points = points(low, high)
+        _check_points(points)
     if not isinstance(points, int):
-        wrong = [n for n in points if not isinstance(n, int) or n < 1]
-        if wrong:
-            raise PlannerError(f"points={wrong[0]!r} is not a size: pass whole numbers from 1 on")
         return [n for n in points if n <= high]
-    if points < 1:
-        raise PlannerError(f"points={points} must be at least 1")
     shares = [i / max(1, points - 1) for i in range(points)]
     return [max(1, round(low * (high / low) ** s / multiple)) * multiple for s in shares]
 
@@ -164,6 +169,7 @@ class _Search:
         self.smallest = multiple
         self._plans: dict[int, Plan] = {}
         self._peaks: dict[tuple[str, int], int] = {}
+        self._engine: Engine | None = None
         self._temporaries: dict[int, int] = {}
         self._latest: dict[int, tuple[Engine, Traced, Inputs]] = {}
 
@@ -328,8 +334,9 @@ class _Search:
         if inputs is None:
             raise PlannerError(f"inputs({size}) returned None instead of a batch")
         check_inputs(model, inputs)
-        # An engine for each size: torch limits how often one compiled function is traced anew.
-        engine = Engine(model, self.request)
+        if self._engine is None or self._engine.model is not model:
+            self._engine = Engine(model, self.request)  # kept: captures serve several sizes
+        engine = self._engine
         traced = engine.trace(inputs)
         graph = engine.extract(traced, inputs, likely_absent(traced.joint)).graph
         if self.request.optimizer is not None:
