@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 import types
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def test_code_in_pages_runs(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
                 done = command(*shlex.split(line), cwd=tmp_path)
                 assert done.code == 0, done.err
         else:
-            code = block["setup"] or block["code"]
+            code = textwrap.dedent(block["setup"] or block["code"])
             where = f"{name(path)}, block at character {block.start()}"
             exec(compile(code, where, "exec"), module.__dict__)
 
