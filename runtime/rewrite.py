@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from runtime.bindings import call_directly
 from runtime.schedule import (
     Boundary,
     Compute,
@@ -162,7 +163,10 @@ class _Emitter:
             return self._bind(node, self.graph.node_copy(node))
         if node.op != "call_function" or node in self.step.op_index:
             raise ScheduleError(f"{node.name} is read but not held")
-        return self._bind(node, self.graph.node_copy(node, self.load))
+        return self._bind(node, self._copy(node))
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        return call_directly(self.graph.node_copy(node, self.load))
 
     def compute(self, number: int, index: int) -> None:
         """Emits one call."""
@@ -180,7 +184,7 @@ class _Emitter:
         if op.state is not None and index in self.live.rerun:
             call = self._random_call(node, op.state, again)
         else:
-            call = self.graph.node_copy(node, self.load)
+            call = self._copy(node)
         self._outputs(node, call, number)
 
     def forget(self, value: int) -> None:
