@@ -246,17 +246,18 @@ class Engine:
             ("collectives in flight", in_flight_bytes(traced.joint)),
             *self.sharding.held,
         )
+        pricing = self._price()
         return extract(
             traced.joint,
-            self._price().costs,
+            pricing.costs,
             absent=absent,
             fixed_bytes=(
-                *resident(self.model, inputs, self.request.optimizer),
+                *resident(pricing, self.model, inputs, self.request.optimizer),
                 *(pair for pair in others if pair[1]),
             ),
             # Gradients that AOTAutograd puts together leave at the end: none is freed before.
             accumulate=traced.accumulate and traced.joint.one_to_one,
-            progress=self._price().progress,
+            progress=pricing.progress,
         )
 
     def program_of(self, step: StepGraph, order: tuple[int, ...], budget: int) -> StepProgram:
@@ -278,7 +279,7 @@ class Engine:
 
     def optimizer_floor(self, graph: ComputationGraph) -> int:
         """Peak of the optimizer's step after this one."""
-        return optimizer_peak(self.model, self.request.optimizer, graph)
+        return optimizer_peak(self._price(), self.model, self.request.optimizer, graph)
 
     def notes(self, steps: Sequence[StepGraph]) -> tuple[str, ...]:
         """What the reader of a plan should know, said once."""

@@ -27,12 +27,14 @@ class Pricing:
     Attributes:
         name: for people; costs: the model; memory_bytes: of a hardware profile's device, None where
             the device is at hand (then its free memory is asked for).
+        device: where the model lies; runs_on: where its step will run.
     """
 
     name: str
     costs: CostModel
     device: torch.device
     memory_bytes: int | None
+    runs_on: torch.device
 
     def progress(self, done: int, total: int) -> None:
         """Called while operations are priced, which on a device means measured."""
@@ -44,13 +46,14 @@ class Pricing:
         device = request.device or device_of(model)
         if request.hardware is not None:
             profile = load_profile(request.hardware)
-            return cls(profile.name, RooflineCosts(profile), device, profile.memory_bytes)
+            runs_on = torch.device(profile.device)
+            return cls(profile.name, RooflineCosts(profile), device, profile.memory_bytes, runs_on)
         if device.type == "meta":
             raise PlannerError(
                 "model is on the meta device, where nothing can be measured: pass hardware=, such "
                 'as hardware="a100-80gb", to plan for a device described by numbers'
             )
-        return cls(str(device), MeasuredCosts(device), device, None)
+        return cls(str(device), MeasuredCosts(device), device, None, device)
 
     def automatic_budget(self, fixed: int) -> int:
         """Bytes that budget_gb="auto" stands for."""
@@ -77,18 +80,24 @@ class Pricing:
 
 
 def resident(
-    model: torch.nn.Module, inputs: Inputs | tuple[Any, ...], optimizer: Any
+    pricing: Pricing, model: torch.nn.Module, inputs: Inputs | tuple[Any, ...], optimizer: Any
 ) -> tuple[tuple[str, int], ...]:
     """Bytes held during the whole step, by owner."""
     batch = (inputs.args, dict(inputs.kwargs)) if isinstance(inputs, Inputs) else inputs
-    return (*resident_bytes(model, batch, optimizer), ("bookkeeping", BOOKKEEPING_BYTES))
+    held = resident_bytes(model, batch, optimizer, allocated=pricing.costs.allocated)
+    return (*held, ("bookkeeping", BOOKKEEPING_BYTES))
 
 
-def optimizer_peak(model: torch.nn.Module, optimizer: Any, graph: ComputationGraph) -> int:
+def optimizer_peak(
+    pricing: Pricing, model: torch.nn.Module, optimizer: Any, graph: ComputationGraph
+) -> int:
     """Peak of the optimizer's step: everything held, all gradients, and its temporaries."""
     if optimizer is None:
         return 0
-    return after_backward(graph) + optimizer_step_bytes(model, optimizer)
+    step = optimizer_step_bytes(
+        model, optimizer, pricing.runs_on, allocated=pricing.costs.allocated
+    )
+    return after_backward(graph) + step
 
 
 def after_backward(graph: ComputationGraph) -> int:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from tracer.allocator import cuda_bytes
 from tracer.errors import PlannerError
 from tracer.residents import optimizer_step_bytes, resident_bytes
 
@@ -58,7 +59,7 @@ def test_a_part_of_a_storage_holds_all_of_it():
 
 
 def test_allocators_round_up():
-    assert resident_bytes(nn.Linear(3, 5), (), granularity=512) == (("parameters", 1024),)
+    assert resident_bytes(nn.Linear(3, 5), (), allocated=cuda_bytes) == (("parameters", 1024),)
 
 
 def test_a_model_that_has_no_memory_yet():

@@ -40,10 +40,10 @@ class OperationCost:
 class CostModel(Protocol):
     """Something that knows what operations cost."""
 
-    @property
-    def granularity(self) -> int:
-        """The allocator hands out multiples of this many bytes; `OperationCost.outputs` are not
-        rounded up to it, `workspace` is.
+    def allocated(self, nbytes: int) -> int:
+        """Bytes that the device's allocator counts for a request of so many.
+
+        `OperationCost.outputs` are requests, `workspace` is what the allocator counts.
         """
         ...
 

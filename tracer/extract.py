@@ -175,7 +175,7 @@ class _Builder:
         kind = Kind.RESIDENT
         if node in self.joint.tangents:
             kind = Kind.TANGENT
-        size = sum(_storage_bytes(t) for t in tensors)
+        size = sum(self.costs.allocated(_storage_bytes(t)) for t in tensors)
         if kind is Kind.TANGENT and self.joint.tangents.index(node) in absent:
             size = 0  # numbered all the same: forward values have one number in every pattern
         self.value_of[node] = self._value(node, node.name, size, kind, None)
@@ -187,7 +187,8 @@ class _Builder:
         last step, twice the tangent's bytes; the mean of squares holds three times as much.
         """
         tangents = [t for i, t in enumerate(self.joint.tangents) if i not in absent]
-        held = sum(_storage_bytes(v) for t in tangents if not _is_scalar(t) for v in tensors_of(t))
+        made = [v for t in tangents if not _is_scalar(t) for v in tensors_of(t)]
+        held = sum(self.costs.allocated(_storage_bytes(v)) for v in made)
         index = len(self.operations)  # there in every pattern: operations keep their numbers
         self.operations.append(
             Operation(
@@ -205,10 +206,12 @@ class _Builder:
         if not silent:
             for owner, nbytes in _results(node, cost.outputs):
                 kind = self._kind(owner, forward)
-                outputs.append(self._value(owner, owner.name, nbytes, kind, index))
+                size = self.costs.allocated(nbytes)
+                outputs.append(self._value(owner, owner.name, size, kind, index))
                 self.value_of[owner] = outputs[-1]
         elif node in self.zeros.written:
-            outputs = [self._value(node, node.name, _nominal(node), Kind.TEMPORARY, index)]
+            size = self.costs.allocated(_nominal(node))
+            outputs = [self._value(node, node.name, size, Kind.TEMPORARY, index)]
             self.value_of[node] = outputs[0]
         # A protective copy made later would copy what forward has put in the input's place.
         recomputable = forward and is_recomputable(node) and not node.meta.get("protective")

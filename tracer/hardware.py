@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from tracer import cost_cache
+from tracer.allocator import cuda_bytes, rounded
 from tracer.clock import undisturbed_ns
 from tracer.errors import UnknownHardware
 from tracer.torch_private import plain_eager
@@ -58,8 +59,9 @@ class HardwareProfile:
     sources: tuple[str, ...] = ()
 
     def allocated(self, nbytes: int) -> int:
-        """Bytes that the allocator hands out for a request."""
-        return -(-nbytes // self.granularity) * self.granularity
+        """Bytes that the allocator counts for a request."""
+        request = rounded(nbytes, self.granularity)
+        return cuda_bytes(request) if self.device == "cuda" else request
 
     def flop_rate(self, dtype: torch.dtype, kind: str) -> float:
         """Operations per second that a large kernel reaches; float32's for an unlisted dtype."""

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from tracer import cost_cache
+from tracer.allocator import allocated_bytes
 from tracer.costs import (
     OperationCost,
     Progress,
@@ -75,9 +76,8 @@ class MeasuredCosts:
         self._loaded = False
         self._probe: Probe
 
-    @property
-    def granularity(self) -> int:
-        return 512 if self.device.type == "cuda" else 1
+    def allocated(self, nbytes: int) -> int:
+        return allocated_bytes(nbytes, self.device.type)
 
     @property
     def unmeasured(self) -> Mapping[str, str]:
@@ -167,7 +167,7 @@ class MeasuredCosts:
         expected = node.meta.get("val")
         kept = _kept(_matched(expected, result), tensors_in(arguments))
         nominal = _kept(_matched(expected, expected), input_tensors(node))
-        held = sum(-(-n // self.granularity) * self.granularity for n in kept)
+        held = sum(map(self.allocated, kept))
         return max(0, peak - held), None if kept == nominal else kept
 
     def _scale(self, key: str, node: fx.Node) -> None:

@@ -29,7 +29,7 @@ def resident_bytes(
     inputs: object,
     optimizer: Optimizer | None = None,
     *,
-    granularity: int = 1,
+    allocated: Callable[[int], int] = int,
 ) -> tuple[tuple[str, int], ...]:
     """What is held around and during the step: pairs of (name, bytes), empty ones left out.
 
@@ -37,12 +37,12 @@ def resident_bytes(
         model: its parameters, buffers and existing gradients. It may lie on the meta device.
         inputs: the example inputs: tensors in containers and dataclasses.
         optimizer: its state; what it has not made yet is predicted.
-        granularity: the allocator hands out multiples of this many bytes.
+        allocated: bytes that the allocator counts for a request of so many.
 
     Raises:
         PlannerError: the optimizer's state cannot be predicted.
     """
-    seen = _Storages(granularity)
+    seen = _Storages(allocated)
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     found = [
         ("parameters", seen.add(model.parameters())),
@@ -55,7 +55,11 @@ def resident_bytes(
 
 
 def optimizer_step_bytes(
-    model: torch.nn.Module, optimizer: Optimizer, device: torch.device | None = None
+    model: torch.nn.Module,
+    optimizer: Optimizer,
+    device: torch.device | None = None,
+    *,
+    allocated: Callable[[int], int] = int,
 ) -> int:
     """Most bytes that `optimizer.step()` holds beyond parameters, gradients and its state.
 
@@ -63,6 +67,7 @@ def optimizer_step_bytes(
         model: its parameters are what is optimized if the optimizer does not exist yet.
         optimizer: as for `resident_bytes`.
         device: where the step will run, if not where the parameters lie: the kernels differ.
+        allocated: as for `resident_bytes`.
 
     Raises:
         PlannerError: the optimizer's step cannot be run on meta tensors.
@@ -75,7 +80,7 @@ def optimizer_step_bytes(
         if "foreach" in group and group["foreach"] is None:
             group["foreach"] = where.type == "cuda"  # what torch chooses
     _step(twin)  # makes the state
-    counter = _Counter()
+    counter = _Counter(allocated)
     with counter:
         _step(twin)
     return counter.peak
@@ -175,8 +180,8 @@ def _refusal(optimizer: Optimizer, error: Exception) -> PlannerError:
 class _Storages:
     """Counts each storage once."""
 
-    def __init__(self, granularity: int) -> None:
-        self._granularity = granularity
+    def __init__(self, allocated: Callable[[int], int]) -> None:
+        self._allocated = allocated
         self._seen: dict[int, torch.Tensor] = {}
 
     def add(self, tensors: Iterable[torch.Tensor]) -> int:
@@ -186,7 +191,7 @@ class _Storages:
             key = storage_key(tensor)
             if key not in self._seen:
                 self._seen[key] = tensor  # held, so that no other storage gets its number
-                total += -(-storage_bytes(tensor) // self._granularity) * self._granularity
+                total += self._allocated(storage_bytes(tensor))
         return total
 
 
@@ -211,8 +216,9 @@ class _Ones(TorchFunctionMode):
 class _Counter(TorchDispatchMode):
     """Counts the bytes of storages that operators make, and their peak."""
 
-    def __init__(self) -> None:
+    def __init__(self, allocated: Callable[[int], int]) -> None:
         super().__init__()
+        self._allocated = allocated
         self.held = self.peak = 0
         self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
@@ -227,7 +233,7 @@ class _Counter(TorchDispatchMode):
         return result
 
     def _watch(self, tensor: torch.Tensor) -> None:
-        key, nbytes = storage_key(tensor), storage_bytes(tensor)
+        key, nbytes = storage_key(tensor), self._allocated(storage_bytes(tensor))
         if key in self._watched:
             return
         self.held += nbytes

@@ -62,9 +62,8 @@ class RooflineCosts:
         self._known: dict[str, OperationCost] = {}
         self._unmeasured: dict[str, str] = {}
 
-    @property
-    def granularity(self) -> int:
-        return self.profile.granularity
+    def allocated(self, nbytes: int) -> int:
+        return self.profile.allocated(nbytes)
 
     @property
     def unmeasured(self) -> Mapping[str, str]:

@@ -1,0 +1,223 @@
+"""Predicted against measured: peak, step time and overhead, for every model of the zoo.
+
+    python -m benchmarks.fidelity --results fidelity.json --table docs/fidelity.md
+
+Each model is planned without recomputation and at two tighter budgets, with gradients dropped after
+each step and with gradients that stay allocated, always with AdamW and its state; in a process of
+its own. The step is forward, backward, `optimizer.step()` and `zero_grad()`. Peaks are those of
+torch's allocator, times those of forward and backward in turns, medians. What is in the results
+file already is kept, so that models can be measured one by one; `--table` writes what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.fidelity_table import document
+from benchmarks.zoo import ZOO, Entry
+from planner import Plan, plan
+from runtime.measure import measure, median_seconds
+
+AMPLE_GB = 1e6
+BUDGETS = {"half": 0.5, "tight": 0.15}
+"""Share of the way from the least peak to that without recomputation."""
+
+Row = dict[str, Any]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("models", nargs="*", default=list(ZOO), help=", ".join(ZOO))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--gradients", nargs="+", default=["dropped", "allocated"])
+    parser.add_argument("--rounds", type=int, default=5, help="for times; 0 leaves them out")
+    parser.add_argument("--time-limit", type=float, default=20.0, help="of the solver, seconds")
+    parser.add_argument("--results", type=Path, default=Path("fidelity.json"))
+    parser.add_argument("--table", type=Path, help="Markdown file to write")
+    parser.add_argument("--row", action="store_true", help="(for its own child processes)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    if args.row:
+        rows = measured_rows(args.models[0], args.gradients[0], args)
+        print(json.dumps(rows))
+        return
+    for name in args.models:
+        for gradients in args.gradients:
+            keep(args.results, in_own_process(name, gradients, args))
+    if args.table:
+        args.table.write_text(document(json.loads(args.results.read_text())))
+
+
+def in_own_process(name: str, gradients: str, args: argparse.Namespace) -> list[Row]:
+    """The rows of a model, measured in a fresh process; one that says why, if it fails."""
+    command = [sys.executable, "-m", "benchmarks.fidelity", name, "--row", "--device", args.device]
+    command += ["--gradients", gradients, "--rounds", str(args.rounds)]
+    command += ["--time-limit", str(args.time_limit)]
+    print(f"{name}, gradients {gradients} ...", file=sys.stderr, flush=True)
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1:] or ["no word"]
+        print(done.stderr, file=sys.stderr)
+        return [{"model": name, "gradients": gradients, "budget": "none", "failed": reason[0]}]
+    rows: list[Row] = json.loads(done.stdout.splitlines()[-1])
+    for row in rows:
+        print(summary(row), file=sys.stderr, flush=True)
+    return rows
+
+
+def summary(row: Row) -> str:
+    difference = row["predicted_peak"] / row["measured_peak"] - 1
+    text = f"  {row['budget']:6} peak {row['measured_peak'] / 1e6:9.1f} MB {difference:+.3%}"
+    if "measured_seconds" in row:
+        off = row["predicted_seconds"] / row["measured_seconds"] - 1
+        text += f"  step {row['measured_seconds']:.3f} s {off:+.1%}"
+        text += f"  overhead {row['measured_overhead']:.1%}, predicted {row['overhead']:.1%}"
+    return text
+
+
+def keep(path: Path, rows: list[Row]) -> None:
+    """Puts rows into the results file, in the place of older ones of the same model."""
+
+    def key(row: Row) -> tuple[str, str]:
+        return row["model"], row["gradients"]
+
+    new = {key(r) for r in rows}
+    old = json.loads(path.read_text()) if path.exists() else []
+    path.write_text(json.dumps([r for r in old if key(r) not in new] + rows, indent=1) + "\n")
+
+
+def measured_rows(name: str, gradients: str, args: argparse.Namespace) -> list[Row]:
+    entry = ZOO[name]
+    step = Step(entry, args.device, kept=gradients == "allocated")
+    start = time.perf_counter()
+    plans = {"none": step.plan(AMPLE_GB, args.time_limit)}
+    planning = time.perf_counter() - start
+    ample = plans["none"]
+    for budget, share in BUDGETS.items():
+        room = ample.baseline_peak_bytes - ample.minimum_peak_bytes
+        wanted = ample.minimum_peak_bytes + int(share * room)
+        plans[budget] = step.plan(wanted / 1e9, args.time_limit)
+    rows = []
+    for budget, p in plans.items():
+        p.apply()
+        step.train()  # the first step makes the optimizer's state
+        found = measure(step.train, step.model, step.optimizer, step.batch)
+        rows.append(
+            {
+                "model": name,
+                "title": entry.title,
+                "gradients": gradients,
+                "budget": budget,
+                "budget_bytes": p.budget_bytes,
+                "predicted_peak": p.peak_bytes,
+                "measured_peak": found.peak_bytes,
+                "added_bytes": found.added_bytes,
+                "recomputed": len(p.recomputed),
+                "notes": list(p.notes),
+                "overhead": p.overhead,
+                "predicted_seconds": p.step_ns / 1e9,
+                "planning_seconds": planning,
+                "environment": environment(args.device),
+            }
+        )
+        p.remove()
+    if args.rounds:
+        add_times(step, plans, rows, args.rounds)
+    return rows
+
+
+def add_times(step: Step, plans: dict[str, Plan], rows: list[Row], rounds: int) -> None:
+    """Times of the plain module and of each plan, in turns."""
+
+    def planned(p: Plan) -> Callable[[], None]:
+        def run() -> None:
+            p.apply()
+            step.forward_backward()
+
+        return run
+
+    def plain() -> None:
+        plans["none"].apply()
+        plans["none"].remove()
+        step.forward_backward()
+
+    steps = {"plain": plain, **{name: planned(p) for name, p in plans.items()}}
+    seconds = median_seconds(steps, rounds)
+    for row in rows:
+        row["plain_seconds"] = seconds["plain"]
+        row["measured_seconds"] = seconds[row["budget"]]
+        row["measured_overhead"] = seconds[row["budget"]] / seconds["none"] - 1
+
+
+class Step:
+    """A training step of one model."""
+
+    def __init__(self, entry: Entry, device: str, *, kept: bool) -> None:
+        self.entry, self.device, self.kept = entry, torch.device(device), kept
+        self.model, self.batch = entry.make(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
+        if kept:
+            for parameter in self.model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+
+    def plan(self, budget_gb: float, time_limit: float) -> Plan:
+        with self.autocast():
+            return plan(
+                self.model,
+                self.batch,
+                budget_gb=budget_gb,
+                optimizer=self.optimizer,
+                time_limit=time_limit,
+            )
+
+    @contextlib.contextmanager
+    def autocast(self) -> Iterator[None]:
+        if self.entry.autocast is None:
+            yield
+        else:
+            with torch.autocast(self.device.type, self.entry.autocast):
+                yield
+
+    def backward(self) -> None:
+        with self.autocast():
+            output = self.model(**self.batch)
+        (output if isinstance(output, torch.Tensor) else output.loss).backward()
+
+    def forward_backward(self) -> None:
+        self.backward()
+        self.optimizer.zero_grad(set_to_none=not self.kept)
+
+    def train(self) -> None:
+        self.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=not self.kept)
+
+
+def environment(device: str) -> dict[str, str]:
+    import diffusers
+    import transformers
+
+    from tracer.cost_cache import environment as of_costs
+
+    return {
+        **of_costs(torch.device(device)),
+        "transformers": transformers.__version__,
+        "diffusers": diffusers.__version__,
+    }
+
+
+if __name__ == "__main__":
+    main()
