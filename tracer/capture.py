@@ -13,9 +13,10 @@ views at the border of the graph, while saved tensors and gradients are the exec
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ from tracer.torch_private import (
     dynamo_settings,
     forward_failed,
     mark_varying,
+    meta_as_cpu,
     no_fake_mode,
     recompile_limit_hit,
     unmark_varying,
@@ -215,7 +217,7 @@ class CompiledForward:
             if self._captured_once and self.whole:
                 with suppress(TorchDynamoException):  # a new graph: again, with our settings
                     return self._compiled(*args, **kwargs)
-            with dynamo_settings():
+            with dynamo_settings(), _device_of_the_trace(self._model):
                 self._captured_once = True
                 return self._compiled(*args, **kwargs)
         except TorchDynamoException as error:
@@ -262,6 +264,12 @@ def _acceptable(reason: str) -> str:
             f"the model's forward branches on the content of a tensor at {reason}\n{_WAY_OUT}"
         )
     return reason
+
+
+def _device_of_the_trace(model: torch.nn.Module) -> AbstractContextManager[None]:
+    """A model on the meta device is traced as if it lay on the CPU."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return meta_as_cpu() if any(t.is_meta for t in tensors) else nullcontext()
 
 
 def _own_code(model: torch.nn.Module) -> Callable[..., Any]:

@@ -36,6 +36,7 @@ __all__ = [
     "joint_fake_mode",
     "linear_in",
     "mark_varying",
+    "meta_as_cpu",
     "named_arguments",
     "no_fake_mode",
     "number_of",
@@ -201,6 +202,31 @@ def unmark_varying(tensor: torch.Tensor) -> None:
 def recompile_limit_hit(error: Exception) -> bool:
     """Whether Dynamo holds as many graphs as it may. Relies on `FailOnRecompileLimitHit`."""
     return isinstance(error, FailOnRecompileLimitHit)
+
+
+@contextmanager
+def meta_as_cpu() -> Iterator[None]:
+    """Fake tensors that would lie on the meta device lie on the CPU: no memory, but real kernels.
+
+    On the meta device torch decomposes attention into products that no real device would hold, has
+    no derivative of the cross-entropy's last step, and makes constants that Dynamo refuses. Relies
+    on `FakeTensor.__new__` being given its device as an argument, the same since torch 2.0.
+    """
+    made = FakeTensor.__new__
+
+    def elsewhere(argument: Any) -> Any:
+        is_meta = isinstance(argument, str | torch.device) and torch.device(argument).type == "meta"
+        return torch.device("cpu") if is_meta else argument
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        moved = {name: elsewhere(value) for name, value in kwargs.items()}
+        return made(cls, *map(elsewhere, args), **moved)
+
+    FakeTensor.__new__ = new  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FakeTensor.__new__ = made  # type: ignore[method-assign]
 
 
 def no_fake_mode() -> AbstractContextManager[Any]:
