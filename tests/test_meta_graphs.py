@@ -1,0 +1,53 @@
+"""A model on the meta device is priced like the same model with memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from planner import plan
+from planner.engine import Engine
+from planner.request import Inputs, Request
+from tests.models import Perceptron, bert, llama, resnet
+from tracer.extract import StepGraph, likely_absent
+from tracer.torch_private import FakeTensor, FakeTensorMode, meta_as_cpu
+
+PROFILE = "h100-80gb"
+
+
+def step_of(model: torch.nn.Module, batch: dict[str, Any]) -> StepGraph:
+    engine = Engine(model, Request(None, torch.optim.AdamW, None, PROFILE))
+    inputs = Inputs((), batch)
+    traced = engine.trace(inputs)
+    return engine.extract(traced, inputs, likely_absent(traced.joint))
+
+
+@pytest.mark.parametrize("make", [bert, llama, resnet])
+def test_the_same_graph_and_costs(make: Any) -> None:
+    here = step_of(*make()).graph
+    with torch.device("meta"):
+        model, batch = make()
+    away = step_of(model, batch)
+    assert away.graph.fingerprint() == here.fingerprint()
+    trainable = sum(p.requires_grad for p in model.parameters())
+    assert sum(g is not None for g in away.gradient_values) == trainable
+
+
+def test_a_planned_model_stays_on_the_meta_device() -> None:
+    model, x = Perceptron().to("meta"), torch.empty(8, 64, device="meta")
+    made = plan(model, x, budget_gb=1, hardware=PROFILE)
+    assert made.peak_bytes > sum(p.numel() for p in model.parameters()) * 4 * 2
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_fake_tensors_lie_elsewhere_only_within() -> None:
+    made = FakeTensor.__new__
+    with FakeTensorMode() as mode:
+        real = torch.empty(3, device="meta")
+        with meta_as_cpu():
+            assert mode.from_tensor(real).device.type == "cpu"
+            assert torch.empty(3, device="meta").device.type == "cpu"
+            assert torch.empty(3, device="cuda").device.type == "cuda"
+    assert FakeTensor.__new__ is made
