@@ -287,7 +287,17 @@ class Engine:
 
     @property
     def device_name(self) -> str:
-        return self._price().name
+        return self.pricing.name
+
+    @property
+    def pricing(self) -> Pricing:
+        """The cost model and its device."""
+        return self._price()
+
+    @property
+    def programs(self) -> dict[_Key, StepProgram]:
+        """The programs in force."""
+        return self._programs
 
     @property
     def breaks(self) -> list[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from planner.parting import Parting, first_parting, tolerance_for, zero_gradients
+from planner.pricing import resident
 from planner.request import Inputs, inputs_of
 from planner.state import ModelState
 from runtime.measure import Measurement, measure
@@ -26,8 +29,10 @@ class Verification:
     Attributes:
         worst: for outputs, gradients and buffers the largest absolute difference and where; 0.0
             means bitwise equal.
-        planned, plain: what was measured.
-        predicted_bytes, budget_bytes: of the plan.
+        planned, plain: what was measured. The optimizer's state counts in their peaks.
+        predicted_bytes: predicted peak of forward and backward; budget_bytes: of the plan.
+        optimizer_bytes: predicted peak of the optimizer's step, where it is higher; it is not run.
+        parting: the first operation at which other bytes were held than predicted, if any.
     """
 
     worst: Mapping[str, tuple[float, str]]
@@ -35,6 +40,8 @@ class Verification:
     plain: Measurement
     predicted_bytes: int
     budget_bytes: int
+    optimizer_bytes: int = 0
+    parting: Parting | None = None
 
     @property
     def bitwise(self) -> bool:
@@ -56,6 +63,13 @@ class Verification:
             f"{self.planned.peak_bytes / 1e9:.4f} GB, budget {self.budget_bytes / 1e9:.4f} GB, "
             f"without the plan {self.plain.peak_bytes / 1e9:.4f} GB"
         )
+        if self.optimizer_bytes:
+            lines.append(
+                f"the optimizer's step, which was not run, is predicted to hold "
+                f"{self.optimizer_bytes / 1e9:.4f} GB"
+            )
+        held = "as predicted at every operation" if self.parting is None else str(self.parting)
+        lines.append(f"bytes held: {held}")
         lines.append(
             f"time: {self.planned.seconds:.3f} s with the plan, {self.plain.seconds:.3f} s without "
             "(one call each, under the profiler)"
@@ -69,19 +83,74 @@ def verify(engine: Engine, plan: Plan, batch: Any) -> Verification:
     inputs = inputs_of(model, batch, None)
     if inputs is None:
         raise PlannerError("batch= is needed: pass a batch as example_inputs of plan takes it")
-    state = ModelState(model)
+    trial = _Trial(engine, plan, inputs)
+    held = _optimizer_state(engine, plan)
+    predicted = max((entry.bytes for entry in plan.timeline), default=plan.peak_bytes)
     try:
-        results = []
-        for call in (engine.activate(plan), engine.plain()):
-            state.restore()
-            call_inputs(call, inputs)  # once unmeasured: rewriting and first touches
-            state.restore()
-            results.append(_step(model, call, inputs))
+        planned, one = trial.run(engine.activate(plan))
+        parting = trial.parting(held, tolerance_for(predicted))
+        plain, other = trial.run(engine.plain())
     finally:
-        state.restore(gradients=True)
-    (planned, one), (plain, other) = results
-    worst = {what: _worst(one[what], other[what]) for what in one}
-    return Verification(worst, planned, plain, plan.peak_bytes, plan.budget_bytes)
+        trial.state.restore(gradients=True)
+    return Verification(
+        {what: _worst(one[what], other[what]) for what in one},
+        _with(planned, held),
+        _with(plain, held),
+        predicted,
+        plan.budget_bytes,
+        plan.peak_bytes if plan.peak_bytes > predicted else 0,
+        parting,
+    )
+
+
+def _optimizer_state(engine: Engine, plan: Plan) -> int:
+    """Bytes of the optimizer's state, which forward and backward hold and do not touch.
+
+    What exists is counted, what does not yet is as predicted.
+    """
+    name, optimizer = "optimizer state", engine.request.optimizer
+    if optimizer is None:
+        return dict(plan.breakdown).get(name, 0)
+    return dict(resident(engine.pricing, engine.model, (), optimizer)).get(name, 0)
+
+
+def _with(measurement: Measurement, more: int) -> Measurement:
+    return dataclasses.replace(measurement, peak_bytes=measurement.peak_bytes + more)
+
+
+class _Trial:
+    """Runs steps of one batch on a model that is put back after each."""
+
+    def __init__(self, engine: Engine, plan: Plan, inputs: Inputs) -> None:
+        self.engine, self.plan, self.inputs = engine, plan, inputs
+        self.state = ModelState(engine.model)
+
+    def run(
+        self, call: Callable[..., Any]
+    ) -> tuple[Measurement, dict[str, dict[str, torch.Tensor]]]:
+        """Measures a step, and what it gave."""
+        self._start()
+        call_inputs(call, self.inputs)  # once unmeasured: rewriting and first touches
+        self._start()
+        return _step(self.engine.model, call, self.inputs)
+
+    def parting(self, others: int, tolerance: int) -> Parting | None:
+        """Where the bytes of the plan in force are other than predicted."""
+        self._start()
+        kept: list[Any] = []
+        batch = (self.inputs.args, dict(self.inputs.kwargs))
+        return first_parting(
+            self.engine,
+            lambda: kept.append(call_inputs(self.engine.train_call, self.inputs)),
+            batch,
+            others=others,
+            tolerance=tolerance,
+        )
+
+    def _start(self) -> None:
+        self.state.restore()
+        if self.plan.accumulate:
+            zero_gradients(self.engine.model, self.state.gradients)
 
 
 def call_inputs(call: Callable[..., Any], inputs: Inputs) -> Any:

@@ -27,6 +27,7 @@ from typing import Any, Final
 import torch
 from torch.autograd.profiler import profile, record_function
 
+from tracer.allocator import allocated_bytes
 from tracer.torch_private import inner_tensors
 
 # glibc then gives every larger block its own mapping and returns it at once: without this the
@@ -36,7 +37,6 @@ MALLOC_ENV: Final[Mapping[str, str]] = {
     "MALLOC_TRIM_THRESHOLD_": "65536",
 }
 
-_CUDA_BLOCK = 512  # bytes; the CUDA allocator rounds each request up to a multiple
 _MEMORY_EVENT = "[memory]"
 _FREED_EVENT = "checkpoint-planner freed "
 
@@ -86,14 +86,24 @@ def measure(
         ValueError: the objects lie on several CUDA devices, or on a device that is neither CPU nor
             CUDA.
     """
-    tensors = list(_tensors((model, optimizer, inputs)))
+    device, storages = held_storages((model, optimizer, inputs))
+    if device.type == "cuda":
+        return _measure_cuda(step, storages, device)
+    return _measure_cpu(step, storages)
+
+
+def held_storages(things: object) -> tuple[torch.device, list[torch.UntypedStorage]]:
+    """The device on which things lie, and the storages behind them, each once.
+
+    Raises:
+        ValueError: as `measure`.
+    """
+    tensors = list(_tensors(things))
     device = _device(tensors)
     storages = _storages(tensors, device)
     del tensors
     gc.collect()  # garbage of earlier steps is freed now, not at some moment of this one
-    if device.type == "cuda":
-        return _measure_cuda(step, storages, device)
-    return _measure_cpu(step, storages)
+    return device, storages
 
 
 def process_peak(step: Callable[[], object]) -> int:
@@ -147,6 +157,17 @@ def _wait_for_cuda() -> None:
 
 def _measure_cpu(step: Callable[[], object], storages: list[torch.UntypedStorage]) -> Measurement:
     held = sum(s.nbytes() for s in storages)
+    profiler, seconds = profiled(step, storages)
+    added = max((current for _, current in running_bytes(profiler)), default=0)
+    return Measurement(max(0, added), held + max(0, added), seconds)
+
+
+def profiled(step: Callable[[], object], storages: list[torch.UntypedStorage]) -> tuple[Any, float]:
+    """Calls `step` under torch's profiler and watches storages; empties their list.
+
+    Returns:
+        The profiler, and the seconds that the call took.
+    """
     # Kineto reads this at its first use; without it each start and stop prints a line.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(use_cpu=True, profile_memory=True) as profiler:
@@ -159,8 +180,7 @@ def _measure_cpu(step: Callable[[], object], storages: list[torch.UntypedStorage
         step()
         seconds = time.perf_counter() - start
         watches.clear()
-    added = _highest(_changes(profiler))
-    return Measurement(added, held + added, seconds)
+    return profiler, seconds
 
 
 def _note_freed(address: int, nbytes: int, _: object) -> None:
@@ -191,15 +211,15 @@ def _changes(profiler: Any) -> list[tuple[int, int, int, bool]]:
     return changes
 
 
-def _highest(changes: Iterable[tuple[int, int, int, bool]]) -> int:
-    """Highest running sum.
+def running_bytes(profiler: Any) -> Iterator[tuple[int, int]]:
+    """(time, bytes held over the beginning) after each allocation and freeing on the CPU.
 
     The profiler does report the freeing of a watched storage if an earlier profiler saw its
     allocation; it counts once.
     """
-    current = highest = 0
+    current = 0
     counted: set[int] = set()  # addresses that were freed by the watch's word
-    for _, address, nbytes, watched in changes:
+    for time_ns, address, nbytes, watched in _changes(profiler):
         if watched:
             counted.add(address)
         elif address in counted:
@@ -207,14 +227,13 @@ def _highest(changes: Iterable[tuple[int, int, int, bool]]) -> int:
             if nbytes < 0:
                 continue
         current += nbytes
-        highest = max(highest, current)
-    return highest
+        yield time_ns, current
 
 
 def _measure_cuda(
     step: Callable[[], object], storages: list[torch.UntypedStorage], device: torch.device
 ) -> Measurement:
-    held = sum(-(-s.nbytes() // _CUDA_BLOCK) * _CUDA_BLOCK for s in storages)
+    held = sum(allocated_bytes(s.nbytes(), "cuda") for s in storages)
     storages.clear()
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)

@@ -32,6 +32,9 @@ from runtime.schedule import (
 from runtime.torch_private import BoxedCodeGen, run_and_save_rng_state, run_with_rng_state
 from tracer.extract import StepGraph
 
+SCHEDULE_STEP = "schedule_step"
+"""Key in a node's `meta`: the step of the schedule that it runs."""
+
 
 @dataclass(frozen=True)
 class Slice:
@@ -185,7 +188,16 @@ class _Emitter:
             call = self._random_call(node, op.state, again)
         else:
             call = self._copy(node)
+        self._where_it_starts(call).meta[SCHEDULE_STEP] = number
         self._outputs(node, call, number)
+
+    def _where_it_starts(self, call: fx.Node) -> fx.Node:
+        """The node that does the work: a random operation's results are taken out of a pair."""
+        if call.target is not operator.getitem:
+            return call
+        pair = call.args[0]
+        assert isinstance(pair, fx.Node)
+        return pair
 
     def forget(self, value: int) -> None:
         """Drops what is known of a value: it is gone, or about to be made anew."""
