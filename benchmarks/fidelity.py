@@ -35,21 +35,22 @@ BUDGETS = {"half": 0.5, "tight": 0.15}
 Row = dict[str, Any]
 
 
-def arguments() -> argparse.Namespace:
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("models", nargs="*", default=list(ZOO), help=", ".join(ZOO))
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--copies", type=int, default=1, help="of each batch, for a large device")
     parser.add_argument("--gradients", nargs="+", default=["dropped", "allocated"])
     parser.add_argument("--rounds", type=int, default=5, help="for times; 0 leaves them out")
     parser.add_argument("--time-limit", type=float, default=20.0, help="of the solver, seconds")
     parser.add_argument("--results", type=Path, default=Path("fidelity.json"))
     parser.add_argument("--table", type=Path, help="Markdown file to write")
     parser.add_argument("--row", action="store_true", help="(for its own child processes)")
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
-def main() -> None:
-    args = arguments()
+def main(given: list[str] | None = None) -> None:
+    args = arguments(given)
     if args.row:
         rows = measured_rows(args.models[0], args.gradients[0], args)
         print(json.dumps(rows))
@@ -65,7 +66,7 @@ def in_own_process(name: str, gradients: str, args: argparse.Namespace) -> list[
     """The rows of a model, measured in a fresh process; one that says why, if it fails."""
     command = [sys.executable, "-m", "benchmarks.fidelity", name, "--row", "--device", args.device]
     command += ["--gradients", gradients, "--rounds", str(args.rounds)]
-    command += ["--time-limit", str(args.time_limit)]
+    command += ["--time-limit", str(args.time_limit), "--copies", str(args.copies)]
     print(f"{name}, gradients {gradients} ...", file=sys.stderr, flush=True)
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -101,7 +102,7 @@ def keep(path: Path, rows: list[Row]) -> None:
 
 def measured_rows(name: str, gradients: str, args: argparse.Namespace) -> list[Row]:
     entry = ZOO[name]
-    step = Step(entry, args.device, kept=gradients == "allocated")
+    step = Step(entry, args.device, kept=gradients == "allocated", copies=args.copies)
     start = time.perf_counter()
     plans = {"none": step.plan(AMPLE_GB, args.time_limit)}
     planning = time.perf_counter() - start
@@ -165,9 +166,9 @@ def add_times(step: Step, plans: dict[str, Plan], rows: list[Row], rounds: int) 
 class Step:
     """A training step of one model."""
 
-    def __init__(self, entry: Entry, device: str, *, kept: bool) -> None:
+    def __init__(self, entry: Entry, device: str, *, kept: bool, copies: int = 1) -> None:
         self.entry, self.device, self.kept = entry, torch.device(device), kept
-        self.model, self.batch = entry.make(device)
+        self.model, self.batch = entry.make(device, copies)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
         if kept:
             for parameter in self.model.parameters():

@@ -50,7 +50,7 @@ def _tables(rows: list[Row]) -> list[str]:
         parts.append(f"## Peak, gradients {gradients}")
         parts.append(f"{len(chosen)} rows, {outside} outside the limits.")
         parts.append(
-            _table(
+            table(
                 ["model", "budget", "predicted, MB", "measured, MB", "difference, bytes", "%"],
                 [_peak(r) for r in chosen],
             )
@@ -62,7 +62,7 @@ def _tables(rows: list[Row]) -> list[str]:
         parts.append(f"{len(timed)} rows, {outside} outside the limits.")
         heads = ["model", "gradients", "budget", "predicted, s", "measured, s", "%"]
         heads += ["overhead, predicted", "measured", "points"]
-        parts.append(_table(heads, [_time(r) for r in timed]))
+        parts.append(table(heads, [_time(r) for r in timed]))
     return parts
 
 
@@ -98,7 +98,8 @@ def _marked(cells: list[str], outside: bool) -> list[str]:
     return [f"**{c}**" for c in cells] if outside else cells
 
 
-def _table(heads: list[str], rows: list[list[str]]) -> str:
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 

@@ -31,11 +31,14 @@ class Entry:
     build: Callable[[], Made]
     autocast: torch.dtype | None = None
 
-    def make(self, device: str) -> Made:
-        """Module in training mode and batch, on a device."""
+    def make(self, device: str, copies: int = 1) -> Made:
+        """Module in training mode and batch, on a device; `copies` makes the batch larger."""
         torch.manual_seed(0)
         model, batch = self.build()
-        return model.to(device).train(), {k: v.to(device) for k, v in batch.items()}
+        larger = {k: torch.cat([v] * copies).to(device) for k, v in batch.items()}
+        if batch.get("input_ids") is batch.get("labels") is not None:
+            larger["labels"] = larger["input_ids"]
+        return model.to(device).train(), larger
 
 
 def tokens(batch: int, length: int, vocabulary: int) -> torch.Tensor:
