@@ -90,6 +90,30 @@ def test_the_step_of_the_optimizer_is_named_where_it_is_the_peak():
     assert "the optimizer's step" in str(check)
 
 
+class Recurrent(nn.Module):
+    """An LSTM, which the trace takes apart into its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(64, 64, num_layers=2, batch_first=True), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x)[0]).square().mean()  # type: ignore[no-any-return]
+
+
+def test_recurrent_layers_are_one_graph():
+    torch.manual_seed(0)
+    model, x = Recurrent(), torch.rand(64, 6, 64)
+    wide = plan(model, x, budget_gb=1, hardware="cpu")
+    assert not wide.breaks and torch.backends.mkldnn.enabled
+    least = wide.minimum_peak_bytes / 1e9
+    tight = plan(model, x, budget_gb=least, hardware="cpu", time_limit=2)
+    assert tight.recomputed and tight.peak_bytes < 0.9 * wide.peak_bytes
+    check = tight.verify(x)
+    assert max(difference for difference, _ in check.worst.values()) < 1e-6
+    assert check.planned.peak_bytes < 1.01 * tight.peak_bytes
+
+
 def test_verify_leaves_programs_unmarked():
     model, x = Odd(), torch.rand(64, 256)
     p = plan(model, x, budget_gb=1)

@@ -9,6 +9,7 @@ them as indices: then they are spread over the table they index.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -42,9 +43,13 @@ def make_arguments(
     bounds = _index_bounds(node)
     made: dict[fx.Node, Any] = {}
 
+    opaque = _opaque_argument(node)
+
     def make(source: fx.Node) -> Any:
         if source not in made:
-            if source.op == "get_attr" and "val" not in source.meta:
+            if source is opaque:
+                made[source] = _as_its_producer_makes_it(source, device)
+            elif source.op == "get_attr" and "val" not in source.meta:
                 made[source] = subgraph(source)
             else:
                 made[source] = _make(source.meta["val"], bounds.get(source, 0), device)
@@ -58,6 +63,32 @@ def make_arguments(
     args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), make)
     args, kwargs = fx.node.map_aggregate((args, kwargs), place)
     return tuple(args), dict(kwargs)
+
+
+# What only the forward kernel can write: made-up bytes would send the backward kernel astray.
+_OPAQUE = {"_cudnn_rnn_backward": "reserve", "mkldnn_rnn_layer_backward": "workspace"}
+
+
+def _opaque_argument(node: fx.Node) -> fx.Node | None:
+    name = _OPAQUE.get(_name(node), "")
+    found = {**named_arguments(node.target, node.args), **node.kwargs}.get(name)
+    return found if isinstance(found, fx.Node) else None
+
+
+def _as_its_producer_makes_it(source: fx.Node, device: torch.device) -> Any:
+    """A result of the call that makes it, run on made-up arguments."""
+    if source.target is not operator.getitem:
+        raise TypeError(f"{source.name} is opaque, and no result of a call")
+    producer, position = source.args
+    assert isinstance(producer, fx.Node)
+    args, kwargs = make_arguments(producer, device)
+    target: Any = producer.target
+    return target(*args, **kwargs)[position]
+
+
+def _name(node: fx.Node) -> str:
+    """The operator's name without namespace and overload."""
+    return str(node.target).removeprefix("aten.").split(".")[0]
 
 
 def _make(value: Any, bound: int, device: torch.device) -> Any:
@@ -108,7 +139,7 @@ def _fill(base: torch.Tensor, noise: torch.Tensor) -> None:
 
 def _index_bounds(node: fx.Node) -> dict[fx.Node, int]:
     """For the nodes that give indices, the number of valid ones."""
-    rule = _RULES.get(str(node.target).removeprefix("aten.").split(".")[0])
+    rule = _RULES.get(_name(node))
     if rule is None:
         return {}
     named = {**named_arguments(node.target, node.args), **node.kwargs}

@@ -120,26 +120,36 @@ def _composites() -> tuple[OpOverload, ...]:
     return tuple(found)
 
 
-def dynamo_settings() -> AbstractContextManager[None]:
+@contextmanager
+def dynamo_settings() -> Iterator[None]:
     """Settings under which we trace.
 
     Relies on `torch._dynamo.config` names that exist from torch 2.11 to 2.15. A recompile limit
     would make Dynamo run the model unplanned: reaching it raises instead. Log messages written
-    in a forward cannot be part of a graph; they are left out rather than refused.
+    in a forward cannot be part of a graph; they are left out rather than refused. Recurrent layers
+    are traced step by step, which Dynamo refuses by default because the graphs are long. oneDNN is
+    off meanwhile (`torch._C._set_mkldnn_enabled`): AOTAutograd records its kernel for a whole layer
+    without what the backward of it reads. It concerns nothing else that is traced.
     """
     config = torch._dynamo.config
     ignored = "ignore_logging_functions"  # called ignore_logger_methods before torch 2.12
     if not hasattr(config, ignored):
         ignored = "ignore_logger_methods"
     loggers = {f for n, f in vars(logging.Logger).items() if callable(f) and not n.startswith("_")}
-    return config.patch(  # type: ignore[no-any-return]
-        {
-            "recompile_limit": 64,
-            "accumulated_recompile_limit": 4096,
-            "fail_on_recompile_limit_hit": True,
-            ignored: getattr(config, ignored) | loggers,
-        }
-    )
+    settings = {
+        "recompile_limit": 64,
+        "accumulated_recompile_limit": 4096,
+        "fail_on_recompile_limit_hit": True,
+        "allow_rnn": True,
+        ignored: getattr(config, ignored) | loggers,
+    }
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with config.patch(settings):
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
 
 
 def forward_failed(error: Exception) -> bool:
