@@ -16,7 +16,7 @@ from planner.family import Family
 from planner.fit_result import Fit, FitPoint
 from planner.minimum import minimum_peak
 from planner.plan import Plan
-from planner.pricing import after_backward, optimizer_peak
+from planner.pricing import after_backward
 from planner.problem import Problem
 from planner.progress import report
 from planner.request import (
@@ -340,7 +340,7 @@ class _Search:
         traced = engine.trace(inputs)
         graph = engine.extract(traced, inputs, likely_absent(traced.joint)).graph
         if self.request.optimizer is not None:
-            peak = optimizer_peak(model, self.request.optimizer, graph)
+            peak = engine.optimizer_floor(graph)
             self._temporaries[size] = peak - after_backward(graph)
         while len(self._latest) >= _TRACES:
             del self._latest[next(iter(self._latest))]
