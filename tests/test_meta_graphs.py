@@ -11,6 +11,7 @@ from planner import plan
 from planner.engine import Engine
 from planner.request import Inputs, Request
 from tests.models import Perceptron, bert, llama, resnet
+from tracer.costs import signature
 from tracer.extract import StepGraph, likely_absent
 from tracer.torch_private import FakeTensor, FakeTensorMode, meta_as_cpu
 
@@ -33,6 +34,16 @@ def test_the_same_graph_and_costs(make: Any) -> None:
     assert away.graph.fingerprint() == here.fingerprint()
     trainable = sum(p.requires_grad for p in model.parameters())
     assert sum(g is not None for g in away.gradient_values) == trainable
+
+
+def test_deeper_models_of_the_same_blocks_have_no_new_operations() -> None:
+    """So that they are priced, and on a device measured, at no further cost."""
+    found = []
+    for layers in (2, 4):
+        with torch.device("meta"):
+            step = step_of(*bert(dropout=0.1, layers=layers))
+        found.append({signature(node) for node in step.op_nodes if node is not None})
+    assert found[0] == found[1]
 
 
 def test_a_planned_model_stays_on_the_meta_device() -> None:
