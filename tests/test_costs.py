@@ -350,6 +350,23 @@ def test_nothing_is_run_or_allocated():
     assert 0.4e9 < found.time_ns < 1e9  # 1.1 TB at about 2 TB/s
 
 
+def test_causal_attention_is_half_of_the_arithmetic():
+    q = torch.rand(1, 2, 64, 32)
+    attention = aten._scaled_dot_product_flash_attention_for_cpu.default
+    model = RooflineCosts(device(bytes_per_second=1e30, launch_ns=0))
+    full, half = (call(attention, q, q.clone(), q.clone(), 0.0, c) for c in (False, True))
+    assert model.cost(full).time_ns == 2 * model.cost(half).time_ns
+
+
+def test_attention_traced_without_the_device_has_the_workspace_that_it_has_there():
+    q, sums = torch.rand(1, 2, 64, 32), torch.rand(1, 64, 2)
+    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    node = call(backward, *(q.clone() for _ in range(5)), sums, 0.0, False)
+    padded = 1 * 2 * 128 * (32 + 1) * 4
+    assert RooflineCosts(load_profile("h100-80gb")).cost(node).workspace >= padded
+    assert RooflineCosts(device()).cost(node).workspace == 0
+
+
 def test_attention_and_convolution_have_formulas():
     q = torch.rand(1, 2, 64, 32)
     attention = aten._scaled_dot_product_flash_attention_for_cpu.default

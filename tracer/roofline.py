@@ -25,7 +25,7 @@ from tracer.costs import (
     target_name,
 )
 from tracer.hardware import HardwareProfile
-from tracer.torch_private import OpOverload
+from tracer.torch_private import OpOverload, named_arguments
 from tracer.workspace import workspace_bytes
 
 # Formulas that the registry lacks, by the registered operator that has the same arguments.
@@ -102,7 +102,8 @@ class RooflineCosts:
             return 0
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
         try:
-            return int(formula(*args, **kwargs, out_val=node.meta.get("val")))
+            flops = int(formula(*args, **kwargs, out_val=node.meta.get("val")))
+            return flops // 2 if _is_causal(node) else flops
         except (TypeError, ValueError, IndexError, KeyError, AssertionError) as error:
             self._unmeasured[target_name(node)] = f"torch's flop formula for {name}: {error!r}"
             return 0
@@ -141,6 +142,12 @@ def _bound_by_bytes(node: fx.Node) -> bool:
         return False
     name = _short_name(node)
     return name == "linalg_vector_norm" or _HEAVY.isdisjoint(name.split("_"))
+
+
+def _is_causal(node: fx.Node) -> bool:
+    """Whether an attention kernel leaves out the half above the diagonal, which formulas count."""
+    named = {**named_arguments(node.target, node.args), **node.kwargs}
+    return named.get("is_causal") is True
 
 
 def _kind(node: fx.Node) -> str:

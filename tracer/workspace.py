@@ -80,6 +80,8 @@ _CUDA_RULES: Mapping[str, Rule] = {
     "index_put": _sorted_indices,
     "_unsafe_index_put": _sorted_indices,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    # Models on the meta device are traced as on the CPU, and run elsewhere.
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention_backward": _half_gradients,
     "sort": _sort,
     "topk": _sort,
