@@ -28,8 +28,9 @@ Each model is planned without recomputation and at two tighter budgets: half of 
 the way, from the least peak to that without recomputation. The step is forward, backward, AdamW's
 `step()` and `zero_grad()`; the peak counts parameters, gradients, the optimizer's state, inputs,
 values and workspace. "Gradients allocated" means that they stay from step to step. Peaks are those
-of torch's allocator. Times are of forward and backward, medians of calls in turns. A row in bold is
-outside the limits: peak 1 % (0.5 % where the prediction is lower), time 5 %, overhead 2 points."""
+of torch's allocator. Times are of forward and backward, medians of calls in turns; on CPU without
+the time for which the process waited for a core that others had. A row in bold is outside the
+limits: peak 1 % (0.5 % where the prediction is lower), time 5 %, overhead 2 points."""
 
 
 def _environments(rows: list[Row]) -> str:

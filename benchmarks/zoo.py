@@ -75,7 +75,7 @@ def gpt2() -> Made:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(n_embd=384, n_layer=6, n_head=6, vocab_size=8000)
-    return text(GPT2LMHeadModel(config), 4, 256, 8000)
+    return text(GPT2LMHeadModel(config), 2, 256, 8000)
 
 
 def llama(*, tied: bool) -> Callable[[], Made]:
@@ -91,7 +91,7 @@ def llama(*, tied: bool) -> Callable[[], Made]:
             vocab_size=8000,
             tie_word_embeddings=tied,
         )
-        return text(LlamaForCausalLM(config), 4, 256, 8000)
+        return text(LlamaForCausalLM(config), 2, 256, 8000)
 
     return build
 
@@ -109,7 +109,7 @@ def t5() -> Made:
         decoder_start_token_id=0,
         pad_token_id=0,
     )
-    return text(T5ForConditionalGeneration(config), 4, 192, 8000)
+    return text(T5ForConditionalGeneration(config), 2, 192, 8000)
 
 
 def vit() -> Made:
@@ -118,7 +118,7 @@ def vit() -> Made:
     config = ViTConfig(
         hidden_size=384, num_hidden_layers=6, num_attention_heads=6, intermediate_size=1536
     )
-    return images(ViTForImageClassification(config), 4, 224)
+    return images(ViTForImageClassification(config), 2, 224)
 
 
 def swin() -> Made:
@@ -131,7 +131,7 @@ def swin() -> Made:
 def resnet50() -> Made:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    return images(ResNetForImageClassification(ResNetConfig()), 4, 224)
+    return images(ResNetForImageClassification(ResNetConfig()), 2, 224)
 
 
 def convnext() -> Made:
@@ -149,7 +149,7 @@ class Denoiser(nn.Module):
         from diffusers import UNet2DModel
 
         self.net = UNet2DModel(
-            sample_size=64,
+            sample_size=48,
             block_out_channels=(64, 128, 192),
             down_block_types=("DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
             up_block_types=("AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
@@ -162,10 +162,10 @@ class Denoiser(nn.Module):
 
 
 def unet() -> Made:
-    image = torch.randn(2, 3, 64, 64)
+    image = torch.randn(1, 3, 48, 48)
     return Denoiser(), {
         "sample": image,
-        "timestep": torch.tensor([3, 400]),
+        "timestep": torch.tensor([400]),
         "noise": torch.randn_like(image),
     }
 
@@ -184,7 +184,7 @@ def mixtral() -> Made:
         vocab_size=4000,
         experts_implementation="grouped_mm",
     )
-    return text(MixtralForCausalLM(config), 4, 256, 4000)
+    return text(MixtralForCausalLM(config), 2, 256, 4000)
 
 
 def mamba() -> Made:
@@ -192,7 +192,7 @@ def mamba() -> Made:
     from transformers import MambaConfig, MambaForCausalLM
 
     config = MambaConfig(hidden_size=512, num_hidden_layers=2, vocab_size=4000)
-    return text(MambaForCausalLM(config), 8, 64, 4000)
+    return text(MambaForCausalLM(config), 8, 32, 4000)
 
 
 def whisper() -> Made:
@@ -214,8 +214,8 @@ def whisper() -> Made:
         decoder_start_token_id=1,
     )
     return WhisperForConditionalGeneration(config), {
-        "input_features": torch.randn(2, 80, 1000),
-        "labels": tokens(2, 128, 8000),
+        "input_features": torch.randn(1, 80, 1000),
+        "labels": tokens(1, 128, 8000),
     }
 
 
@@ -234,12 +234,12 @@ class Recurrent(nn.Module):
 
 
 def lstm() -> Made:
-    return text(Recurrent(), 16, 64, 4000)
+    return text(Recurrent(), 32, 24, 4000)
 
 
 ZOO: dict[str, Entry] = {
     "bert-large": Entry("BERT-Large, 24 layers", bert(24, 1024, 1, 512, 30522)),
-    "bert-small": Entry("BERT, 4 layers, hidden 512", bert(4, 512, 4, 256, 8000)),
+    "bert-small": Entry("BERT, 4 layers, hidden 512", bert(4, 512, 2, 256, 8000)),
     "gpt2": Entry("GPT-2, 6 layers", gpt2),
     "llama": Entry("Llama, grouped queries", llama(tied=False)),
     "llama-tied": Entry("Llama, grouped queries, tied", llama(tied=True)),
@@ -254,6 +254,6 @@ ZOO: dict[str, Entry] = {
     "whisper": Entry("Whisper, 4 + 4 layers", whisper),
     "lstm": Entry("LSTM, 2 layers", lstm),
     "bert-bf16": Entry(
-        "BERT, bfloat16 autocast", bert(4, 512, 4, 256, 8000), autocast=torch.bfloat16
+        "BERT, bfloat16 autocast", bert(4, 512, 2, 256, 8000), autocast=torch.bfloat16
     ),
 }
