@@ -295,7 +295,7 @@ class Engine:
         return self._price()
 
     @property
-    def programs(self) -> dict[_Key, StepProgram]:
+    def programs(self) -> Recent[_Key, StepProgram]:
         """The programs in force."""
         return self._programs
 
@@ -447,7 +447,7 @@ class Engine:
             return None
         step = extract(
             traced.joint,
-            BorrowedCosts(found.step, self._price().costs.granularity),
+            BorrowedCosts(found.step, self._price().costs.allocated),
             absent=found.step.absent,
             fixed_bytes=found.step.graph.fixed_bytes,
             accumulate=traced.accumulate,

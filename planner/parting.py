@@ -91,15 +91,16 @@ def first_parting(
 @contextmanager
 def observed(engine: Engine) -> Iterator[list[ObservedProgram]]:
     """Every program of the engine is marked for a while."""
-    programs: dict[Any, Any] = engine.programs
-    before = dict(programs)
-    watching = {key: ObservedProgram(program) for key, program in before.items()}
-    programs.update(watching)
+    programs: Any = engine.programs
+    before = list(programs.items())
+    watching = [ObservedProgram(program) for _, program in before]
+    for (key, _), watched in zip(before, watching, strict=True):
+        programs.put(key, watched)
     try:
-        yield list(watching.values())
+        yield watching
     finally:
-        programs.clear()
-        programs.update(before)
+        for key, program in before:
+            programs.put(key, program)
 
 
 def _compared(program: StepProgram, held: Mapping[int, int], tolerance: int) -> Parting | None:

@@ -58,8 +58,8 @@ class Recent(Generic[K, V]):
 class BorrowedCosts:
     """Costs of the same operations at larger sizes: upper bounds."""
 
-    def __init__(self, larger: StepGraph, granularity: int) -> None:
-        self._granularity = granularity
+    def __init__(self, larger: StepGraph, allocated: Callable[[int], int]) -> None:
+        self._allocated = allocated
         self._costs = {
             node.name: OperationCost(
                 op.time_ns,
@@ -70,9 +70,8 @@ class BorrowedCosts:
             if node is not None
         }
 
-    @property
-    def granularity(self) -> int:
-        return self._granularity
+    def allocated(self, nbytes: int) -> int:
+        return self._allocated(nbytes)
 
     @property
     def unmeasured(self) -> Mapping[str, str]:

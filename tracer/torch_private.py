@@ -6,7 +6,7 @@ import functools
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -74,50 +74,7 @@ def aot_joint(
         "bw_compiler": backward,
         "inference_compiler": inference,
     }
-    on_meta = any(isinstance(t, torch.Tensor) and t.is_meta for t in inputs)
-    with _taken_apart() if on_meta else nullcontext():
-        return aot_module_simplified(module, inputs, partition_fn=partition, **compilers)
-
-
-@contextmanager
-def _taken_apart() -> Iterator[None]:
-    """Composite operators are traced as what they consist of on the meta device, too.
-
-    AOTAutograd traces with torch's Python dispatcher, which prefers an operator's registered meta
-    kernel to the composite one and so finds no derivative: cross-entropy, prelu and a hundred more
-    would pass no gradient on, with a warning at most. Relies on `OpOverload.py_kernels` and
-    `_dispatch_cache`; the kernels are put back afterwards.
-    """
-    meta = torch._C.DispatchKey.Meta
-    taken = {op: op.py_kernels.pop(meta) for op in _composites() if meta in op.py_kernels}
-    for op in taken:
-        op._dispatch_cache.clear()
-    try:
-        yield
-    finally:
-        for op, kernel in taken.items():
-            op.py_kernels[meta] = kernel
-            op._dispatch_cache.clear()
-
-
-@functools.cache
-def _composites() -> tuple[OpOverload, ...]:
-    """Differentiable aten operators that are made of others.
-
-    Relies on `torch._C`'s questions to the dispatcher.
-    """
-    found = []
-    for full in torch._C._dispatch_get_all_op_names():
-        composite = torch._C._dispatch_has_kernel_for_dispatch_key(
-            full, "CompositeImplicitAutograd"
-        )
-        if full.startswith("aten::") and composite:
-            name, _, overload = full.removeprefix("aten::").partition(".")
-            packet = getattr(torch.ops.aten, name, None)
-            op = getattr(packet, overload or "default", None)
-            if isinstance(op, OpOverload):
-                found.append(op)
-    return tuple(found)
+    return aot_module_simplified(module, inputs, partition_fn=partition, **compilers)
 
 
 @contextmanager
