@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-FIRST = ("index.md", "tutorial.md", "how-to/", "supported.md", "reference/", "comparison.md", "costs.md")
+FIRST = (
+    "index.md",
+    "tutorial.md",
+    "how-to/",
+    "supported.md",
+    "reference/",
+    "comparison.md",
+    "costs.md",
+)
 LAST = ("architecture.md", "runtime.md", "measuring.md")
 
 
