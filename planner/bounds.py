@@ -27,7 +27,7 @@ from planner.instance import Instance
 from planner.linear import NO_LIMITS, Answer, Limits, Program, ProgramError, memory_unit
 from planner.staged_program import Moment, staged_program
 
-_COLUMNS = 60_000  # larger programs take too long for what they add
+_COLUMNS = 150_000  # larger programs take too long for what they add
 BOUNDARY_LIMITS = Limits(gap=1e-4, nodes=200)
 
 

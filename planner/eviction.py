@@ -159,7 +159,7 @@ class _Run:
             if not self.locks[v] and self.instance.size[v] and self._evictable(v)
         )
         self.queue = [v for _, v in ranks]
-        self.fresh_until = len(self.order) + self.fresh
+        self.fresh_until = len(self.order) + max(self.fresh, len(ranks) // 32)
         return bool(ranks)
 
     def _rank(self, v: int) -> float:
@@ -203,7 +203,8 @@ def greedy_order(instance: Instance, budget: int, fresh: int = 8) -> list[int]:
     """An order whose peak is about `budget` at most.
 
     The random-number states (kilobytes) are not counted: judge the order with `Instance.peak`.
-    Victims are sorted anew every `fresh` runs: more is faster, and sometimes finds more.
+    Victims are sorted anew every `fresh` runs, less often where there are many: more is faster, and
+    sometimes finds more.
 
     Raises:
         OutOfMemory: the rule found nothing to evict.

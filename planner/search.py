@@ -29,24 +29,29 @@ PATIENCE = 60  # exchanges without success after which the search returns to its
 Noise = random.Random
 
 
-def reduce_order(instance: Instance, order: Sequence[int], budget: int) -> list[int]:
-    """Takes out second runs, the most expensive first, as long as the peak stays in the budget."""
+def reduce_order(
+    instance: Instance, order: Sequence[int], budget: int, end: float = math.inf
+) -> list[int]:
+    """Takes out second runs, the most expensive first, as long as the peak stays in the budget.
+
+    It stops at `end`, in seconds of the monotonic clock.
+    """
     line = Timeline(instance, order)
-    reduce_line(line, budget)
+    reduce_line(line, budget, end)
     return line.order
 
 
-def reduce_line(line: Timeline, budget: int) -> None:
+def reduce_line(line: Timeline, budget: int, end: float = math.inf) -> None:
     """`reduce_order` in place."""
-    time = line.instance.time
+    times = line.instance.time
     while True:
         removed = False
-        for row in sorted(line.again(), key=lambda r: (-time[line.rows[r]], r)):
+        for row in sorted(line.again(), key=lambda r: (-times[line.rows[r]], r)):
             memory = line.without(row)
             if memory.max() <= budget and not _saves_dropped(line, row):
                 line.remove(row, memory)
                 removed = True
-        if not removed:
+        if not removed or time.monotonic() > end:
             return
 
 

@@ -78,7 +78,7 @@ def _combined(
     orders = {"staged": found.order} if found.order else {}
     step = instance.graph.time_ns
     if not found.order or found.time_ns > bound + CLOSE * step:
-        orders |= dict(_simple(instance, least_order))
+        orders |= dict(_simple(instance, least_order, ends[2]))
     best = min(map(instance.time_of, orders.values()))
     if best > bound + WIDE * step:
         chained = chain_order(instance, instance.budget, ends[2])
@@ -94,15 +94,17 @@ def _combined(
 
 
 def _simple(
-    instance: Instance, least_order: tuple[int, ...]
+    instance: Instance, least_order: tuple[int, ...], end: float
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Orders within the budget by simple rules; the one of least peak always is."""
     budget = instance.budget
-    yield "least peak", tuple(reduce_order(instance, least_order, budget))
+    yield "least peak", tuple(reduce_order(instance, least_order, budget, end))
     for fresh in (1, 8, 32):
+        if time.monotonic() > end:
+            return
         try:
             order = greedy_order(instance, budget, fresh)
         except OutOfMemory:
             continue
         if instance.peak(order) <= budget:
-            yield f"greedy {fresh}", tuple(reduce_order(instance, order, budget))
+            yield f"greedy {fresh}", tuple(reduce_order(instance, order, budget, end))

@@ -35,8 +35,8 @@ CLOSE = 1e-3  # gap, as a fraction of the step, at which to stop
 NODES = 20
 TIGHTER = (0.003, 0.01)  # shares of the budget taken off before columns are fixed
 TRIES = 60_000  # exchanges tried after each round, times operations
-REPAIRS = 600  # evictions in one repair
-COLUMNS = 60_000  # larger programs take too long
+REPAIRS = 600  # evictions in one repair, at least; one for every 25 operations
+COLUMNS = 150_000  # larger programs take too long
 RINS_NODES = 50
 RINS_SECONDS = 5.0
 ONES_SECONDS = 3.0
@@ -55,7 +55,7 @@ class Found:
         """Repairs and reduces an order and keeps it if it is the fastest so far."""
         line = Timeline(instance, order)
         try:
-            repair_line(line, instance.budget, REPAIRS, end)
+            repair_line(line, instance.budget, max(REPAIRS, instance.count // 25), end)
         except Stuck:
             return
         reduce_line(line, instance.budget)
