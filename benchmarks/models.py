@@ -142,7 +142,7 @@ def mixtral_small() -> Made:
         use_cache=False,
         experts_implementation="grouped_mm",
     )
-    return hf.MixtralForCausalLM(config), _labelled(4, 512, 32000)
+    return hf.MixtralForCausalLM(config), _labelled(8, 1024, 32000)
 
 
 class _Dense(nn.Module):

@@ -20,11 +20,7 @@ PROMISING = 40  # evictions looked at in each step
 TRIED = 8  # of them priced exactly
 STRETCHES = (1, 3, 8, 20)  # runs that follow each other and are taken out together
 EXCHANGED = 40  # evictions for one stretch
-SHAKEN = (1, 2, 3, 5, 8, 13, 20)  # lengths of random stretches
 SHUFFLE = 0.5  # spread of the logarithm of ranks that are shuffled
-WARM = 1e-3  # of the step: what an exchange may cost
-MOST_SHAKES = 300
-PATIENCE = 60  # exchanges without success after which the search returns to its best
 
 Noise = random.Random
 
@@ -148,7 +144,7 @@ def _exchange(line: Timeline, length: int, tries: int, end: float) -> tuple[Time
         if not stretch:
             break
         tries -= 1
-        other = _without(line, stretch, end)
+        other = exchanged(line, stretch, end)
         spent = best if other is None else instance.time_of(other.order)
         if other is None or spent >= best:
             failed.add(tuple(line.rows[row] for row in stretch))
@@ -166,7 +162,7 @@ def _next_stretch(line: Timeline, length: int, failed: set[tuple[int, ...]]) -> 
     return max(left, key=lambda s: (sum(times[rows[row]] for row in s), -s[0]), default=())
 
 
-def _without(
+def exchanged(
     line: Timeline, stretch: Sequence[int], end: float, noise: Noise | None = None
 ) -> Timeline | None:
     """A line within the budget in which these runs were taken out, if repair finds one."""
@@ -181,48 +177,6 @@ def _without(
         return None
     reduce_line(other, line.instance.budget)
     return other
-
-
-def shake_order(
-    instance: Instance, order: Sequence[int], work: int, goal: int, end: float = math.inf
-) -> list[int]:
-    """Simulated annealing with the same exchanges: stretches at random, repaired at random.
-
-    An exchange is accepted if it costs at most a random part of `WARM` of the step, so that the
-    search can leave a local optimum. The random numbers are the same in every run. It stops after
-    `work` exchanges, times the length of the order (at most `MOST_SHAKES`), at a time of `goal`,
-    or at `end`.
-    """
-    noise = random.Random(0)
-    line = Timeline(instance, order)
-    reduce_line(line, instance.budget)
-    best = line
-    now = least = instance.time_of(line.order)
-    since = 0
-    for _ in range(min(MOST_SHAKES, work // max(1, len(order)))):
-        again = line.again()
-        if not again or least <= goal or time.monotonic() > end:
-            break
-        other = _without(line, _random_stretch(line, again, noise), end, noise)
-        since += 1
-        if other is not None:
-            spent = instance.time_of(other.order)
-            if spent <= now + WARM * instance.graph.time_ns * noise.random():
-                line, now = Timeline(instance, other.order), spent
-            if spent < least:
-                best, least, since = other, spent, 0
-        if since > PATIENCE:
-            line, now, since = Timeline(instance, best.order), least, 0
-    return best.order
-
-
-def _random_stretch(line: Timeline, again: Sequence[int], noise: Noise) -> list[int]:
-    """Rows of second runs that follow each other, or that run operations near each other."""
-    length, i = noise.choice(SHAKEN), noise.randrange(len(again))
-    if noise.random() < 0.5:
-        return list(again[i : i + length])
-    centre = line.rows[again[i]]
-    return sorted(sorted(again, key=lambda row: (abs(line.rows[row] - centre), row))[:length])
 
 
 def _excess(memory: NDArray[np.int64], budget: int) -> int:

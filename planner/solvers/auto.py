@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from planner.anneal import anneal
 from planner.bounds import lower_bound
 from planner.eviction import OutOfMemory, greedy_order
 from planner.instance import Instance
@@ -14,7 +15,7 @@ from planner.linear import ProgramError
 from planner.minimum import infeasible, least_peak
 from planner.oracle import TINY, TooLarge
 from planner.problem import Problem, Solution
-from planner.search import improve_order, reduce_order, shake_order
+from planner.search import improve_order, reduce_order
 from planner.solvers import exhaustive, staged
 from planner.solvers.chain import chain_order
 from runtime.schedule import save_all_order
@@ -88,7 +89,7 @@ def _combined(
     if instance.time_of(order) > goal:
         order = tuple(improve_order(instance, order, TRIES, start + time_limit))
     if instance.time_of(order) > bound + APART * step:
-        order = tuple(shake_order(instance, order, SHAKES, goal, start + time_limit))
+        order = tuple(anneal(instance, order, SHAKES, goal, start + time_limit))
     spent = instance.time_of(order)
     return Solution(order, min(bound, spent), bound >= spent, name)
 
