@@ -173,6 +173,8 @@ def sizes_may_vary(dimensions: Iterable[tuple[torch.Tensor, int]]) -> Iterator[N
             unmark_varying(tensor)
 
 
+_numbers = itertools.count()
+
 ExecutorFactory = Callable[[JointGraph], Executor]
 
 
@@ -273,17 +275,17 @@ def _device_of_the_trace(model: torch.nn.Module) -> AbstractContextManager[None]
 
 
 def _own_code(model: torch.nn.Module) -> Callable[..., Any]:
-    """A function that calls the model, with a code object of its own.
+    """A function that calls the model, with a code object and a name of its own.
 
-    Dynamo keeps compiled graphs, and counts them against a limit, by code object: planned models
-    must not share one.
+    Dynamo keeps compiled graphs, and counts them against a limit, by code object, and remembers by
+    file, line and name which sizes have changed: planned models must share neither.
     """
 
     def planned_forward(*args: Any, **kwargs: Any) -> Any:
         return model._call_impl(*args, **kwargs)  # what `nn.Module.compile` compiles, too
 
     return types.FunctionType(
-        planned_forward.__code__.replace(),
+        planned_forward.__code__.replace(co_name=f"planned_forward_{next(_numbers)}"),
         planned_forward.__globals__,
         planned_forward.__name__,
         None,

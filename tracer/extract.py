@@ -407,7 +407,7 @@ def _module_path(node: fx.Node) -> str:
         return ""
     path = str(list(stack.values())[-1][0])
     path = re.sub(r"^L\['[^']*'\]\.?", "", path)
-    return re.sub(r"\._modules\['([^']*)'\]", r".\1", path)
+    return re.sub(r"\.(?:__dict__\['_modules'\]|_modules)\['([^']*)'\]", r".\1", path)
 
 
 def _module_by_sequence(joint: JointGraph) -> dict[int, str]:
