@@ -103,3 +103,10 @@ def test_a_long_chain_in_little_memory() -> None:
 def test_too_little_memory_is_infeasible() -> None:
     with pytest.raises(InfeasibleBudget):
         chain.solve(Problem(chain_graph(20), 15), time_limit=10)
+
+
+def test_no_time_no_order() -> None:
+    """A chain that is not solved in time is given up, not waited for."""
+    instance = Instance(Problem(chain_graph(60), 120))
+    assert chain.chain_order(instance, 120, end=0.0) is None
+    assert chain.chain_order(instance, 120) is not None

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
 
 import numpy as np
@@ -62,11 +63,13 @@ def chain_order(instance: Instance, budget: int, end: float = math.inf) -> list[
     for shortest in (1, *_SHORTEST) if uniform else _SHORTEST:
         chain = finest if shortest == 1 else split(instance, shortest)
         shape = tuple(len(x.forward) for x in chain.blocks)
-        if shape not in seen and not (found and time.monotonic() > end):
+        if shape not in seen and time.monotonic() <= end:
             seen.add(shape)
-            found += _orders(Prepared(instance, chain), budget, end)
+            with suppress(_Late):
+                found += _orders(Prepared(instance, chain, end=end), budget, end)
     if not found and not uniform:  # the least memory needs a cut wherever there can be one
-        found += _orders(Prepared(instance, finest), budget, end)
+        with suppress(_Late):
+            found += _orders(Prepared(instance, finest, end=end), budget, end)
     return min(found, key=instance.time_of, default=None)
 
 
@@ -76,7 +79,7 @@ def _orders(chain: Prepared, budget: int, end: float) -> Iterator[list[int]]:
     for number in range(_TRIES):
         if number and time.monotonic() > end:
             return
-        order = table_order(chain, target)
+        order = _Table(chain, target, end).order()
         if order is None:
             return
         peak = instance.peak(order)
@@ -94,6 +97,10 @@ def table_order(chain: Prepared, budget: int) -> list[int] | None:
 
 
 Choose = Callable[[tuple[Option, ...], Block], tuple[Option, ...]]
+
+
+class _Late(Exception):
+    """The time is up."""
 
 
 class Prepared:
@@ -114,13 +121,21 @@ class Prepared:
     `choose` may leave some options of a block out.
     """
 
-    def __init__(self, instance: Instance, chain: Chain, choose: Choose | None = None) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        chain: Chain,
+        choose: Choose | None = None,
+        end: float = math.inf,
+    ) -> None:
         self.instance = instance
         self.blocks = chain.blocks
         outside = set(chain.persistent) | _held_anyway(instance)
         by_kind: dict[int, tuple[Option, ...]] = {}
         for block in chain.blocks:
             if block.kind not in by_kind:
+                if time.monotonic() > end:
+                    raise _Late
                 options = block_options(instance, block, outside)
                 by_kind[block.kind] = choose(options, block) if choose else options
         self.options = [by_kind[x.kind] for x in chain.blocks]
@@ -187,8 +202,9 @@ def _incoming(instance: Instance, block: Block) -> int:
 class _Table:
     """The table for one budget. Intervals are computed from short to long, each content once."""
 
-    def __init__(self, chain: Prepared, budget: int) -> None:
+    def __init__(self, chain: Prepared, budget: int, end: float = math.inf) -> None:
         self.chain = chain
+        self.end = end
         self.memory = budget - chain.fixed
         exact = self.memory // chain.unit
         self.most = exact if 0 < exact <= _EXACT else _LEVELS
@@ -210,6 +226,8 @@ class _Table:
         if self.memory <= 0:
             return None
         for length in range(1, self.count + 1):
+            if time.monotonic() > self.end:
+                raise _Late
             names = [self._name(a, a + length - 1) for a in range(self.count - length + 1)]
             for a, name in enumerate(names):
                 if name not in self.cost:
