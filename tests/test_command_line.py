@@ -254,5 +254,10 @@ def test_bad_input_is_explained(
     assert done.code == code, done.err
     assert message in done.err and "Traceback" not in done.err
     assert done.err.count("\n") == 1  # one line
-    wanted = json.loads(command(*arguments, "--json", cwd=folder).out) if code < 2 else None
-    assert wanted is None or message in wanted["error"]["message"]
+
+
+def test_errors_as_json(folder: Path) -> None:
+    done = command("show", "none.json", "--json", cwd=folder)
+    error = json.loads(done.out)["error"]
+    assert done.code == error["exit_code"] == 1
+    assert "cannot be read" in error["message"] and error["type"] == "PlannerError"

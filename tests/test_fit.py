@@ -68,9 +68,8 @@ def test_sequences_are_quadratic() -> None:
     close(family.at(320).graph, graph_of(layer, sequence(320)))
 
 
-@pytest.mark.parametrize("budget_gb", [0.0006, 0.004])
-def test_one_more_does_not_fit(model: nn.Module, budget_gb: float) -> None:
-    options: dict[str, Any] = {"budget_gb": budget_gb, "hardware": HARDWARE}
+def test_one_more_does_not_fit(model: nn.Module) -> None:
+    options: dict[str, Any] = {"budget_gb": 0.004, "hardware": HARDWARE}
     options["optimizer"] = torch.optim.Adam
     found = planner.fit(model, rows, points=3, time_limit=2.0, **options)
     assert found.plan.peak_bytes <= found.budget_bytes
@@ -116,15 +115,16 @@ def test_layers() -> None:
     found = planner.fit(
         deep,
         lambda _: batch,
-        budget_gb=0.0011,
+        budget_gb=0.0009,
         over="layers",
+        most=16,
         hardware=HARDWARE,
         points=1,
         solver="greedy",
     )
     with pytest.raises(InfeasibleBudget):
         planner.plan(
-            deep(found.largest + 1), batch, budget_gb=0.0011, hardware=HARDWARE, solver="greedy"
+            deep(found.largest + 1), batch, budget_gb=0.0009, hardware=HARDWARE, solver="greedy"
         )
     assert 1 < found.largest_plain < found.largest
 
