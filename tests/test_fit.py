@@ -115,16 +115,15 @@ def test_layers() -> None:
     found = planner.fit(
         deep,
         lambda _: batch,
-        budget_gb=0.0009,
+        budget_gb=0.00125,
         over="layers",
-        most=16,
         hardware=HARDWARE,
         points=1,
         solver="greedy",
     )
     with pytest.raises(InfeasibleBudget):
         planner.plan(
-            deep(found.largest + 1), batch, budget_gb=0.0009, hardware=HARDWARE, solver="greedy"
+            deep(found.largest + 1), batch, budget_gb=0.00125, hardware=HARDWARE, solver="greedy"
         )
     assert 1 < found.largest_plain < found.largest
 
