@@ -1,4 +1,4 @@
-"""The models that the planner is measured on, on the meta device: no weights, no downloads."""
+"""The models that the planner is measured on: no weights, no downloads."""
 
 from __future__ import annotations
 
