@@ -125,3 +125,22 @@ def test_verify_leaves_programs_unmarked():
 
     step()
     assert held_at_marks(step, model, x).keys() == {-1}
+
+
+class Mixed(nn.Module):
+    """Convolutions whose layout oneDNN decides, before a kernel that is particular about it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8)
+        self.after = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.norm(self.before(x))).square().mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_layouts_of_convolutions_are_those_of_the_kernels(batch):
+    torch.manual_seed(0)
+    x = torch.rand(batch, 3, 12, 12).to(memory_format=torch.channels_last)
+    assert plan(Mixed(), x, budget_gb=1, hardware="cpu").verify(x).bitwise

@@ -38,6 +38,7 @@ from tracer.torch_private import (
     meta_as_cpu,
     no_fake_mode,
     recompile_limit_hit,
+    traced_step_by_step,
     unmark_varying,
 )
 
@@ -219,7 +220,8 @@ class CompiledForward:
             if self._captured_once and self.whole:
                 with suppress(TorchDynamoException):  # a new graph: again, with our settings
                     return self._compiled(*args, **kwargs)
-            with dynamo_settings(), _device_of_the_trace(self._model):
+            recurrent = _recurrent_only(self._model)
+            with dynamo_settings(recurrent=recurrent), _device_of_the_trace(self._model):
                 self._captured_once = True
                 return self._compiled(*args, **kwargs)
         except TorchDynamoException as error:
@@ -274,6 +276,20 @@ def _device_of_the_trace(model: torch.nn.Module) -> AbstractContextManager[None]
     return meta_as_cpu() if any(t.is_meta for t in tensors) else nullcontext()
 
 
+_CONVOLUTIONS = (
+    *(torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d),
+    *(torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d),
+)
+
+
+def _recurrent_only(model: torch.nn.Module) -> bool:
+    """Whether the model has recurrent layers and no convolutions."""
+    modules = list(model.modules())
+    if any(isinstance(m, _CONVOLUTIONS) for m in modules):
+        return False
+    return any(isinstance(m, torch.nn.RNNBase) for m in modules)
+
+
 def _own_code(model: torch.nn.Module) -> Callable[..., Any]:
     """A function that calls the model, with a code object and a name of its own.
 
@@ -293,6 +309,20 @@ def _own_code(model: torch.nn.Module) -> Callable[..., Any]:
     )
 
 
+def _refuse_convolutions_traced_otherwise(joint: fx.GraphModule) -> None:
+    """Convolutions without a module, beside recurrent layers.
+
+    Raises:
+        UntraceableModel: there are some, and they were traced with other layouts than they have.
+    """
+    found = joint.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    if found and traced_step_by_step():
+        raise UntraceableModel(
+            "the model has recurrent layers and calls a convolution that is no module; use "
+            "torch.nn.Conv1d, Conv2d or Conv3d for it"
+        )
+
+
 def _compile_graph(
     module: fx.GraphModule, inputs: Sequence[Any], make_executor: ExecutorFactory
 ) -> Callable[..., Any]:
@@ -303,6 +333,7 @@ def _compile_graph(
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         arguments = [n for n in module.graph.nodes if n.op == "placeholder"]
         _tag_backward(joint)
+        _refuse_convolutions_traced_otherwise(joint)
         # What Dynamo traced with: `inputs` are the real tensors, whose sizes are numbers.
         fakes = tuple(n.meta.get("example_value") for n in arguments)
         graph = JointGraph(joint, num_fwd_outputs, True, Symbols.of(fakes), fakes)

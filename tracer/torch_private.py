@@ -44,6 +44,7 @@ __all__ = [
     "recompile_limit_hit",
     "storage_key",
     "tensor_over",
+    "traced_step_by_step",
     "tree_leaves",
     "tree_map",
     "unmark_varying",
@@ -78,15 +79,17 @@ def aot_joint(
 
 
 @contextmanager
-def dynamo_settings() -> Iterator[None]:
+def dynamo_settings(*, recurrent: bool = False) -> Iterator[None]:
     """Settings under which we trace.
 
     Relies on `torch._dynamo.config` names that exist from torch 2.11 to 2.15. A recompile limit
     would make Dynamo run the model unplanned: reaching it raises instead. Log messages written
-    in a forward cannot be part of a graph; they are left out rather than refused. Recurrent layers
-    are traced step by step, which Dynamo refuses by default because the graphs are long. oneDNN is
-    off meanwhile (`torch._C._set_mkldnn_enabled`): AOTAutograd records its kernel for a whole layer
-    without what the backward of it reads. It concerns nothing else that is traced.
+    in a forward cannot be part of a graph; they are left out rather than refused.
+
+    With `recurrent`, recurrent layers are traced step by step, which Dynamo refuses by default
+    because the graphs are long. oneDNN is off meanwhile (`torch._C._set_mkldnn_enabled`):
+    AOTAutograd records its kernel for a whole layer without what the backward of it reads. Not for
+    models with convolutions: the layout of their results depends on oneDNN.
     """
     config = torch._dynamo.config
     ignored = "ignore_logging_functions"  # called ignore_logger_methods before torch 2.12
@@ -97,16 +100,21 @@ def dynamo_settings() -> Iterator[None]:
         "recompile_limit": 64,
         "accumulated_recompile_limit": 4096,
         "fail_on_recompile_limit_hit": True,
-        "allow_rnn": True,
+        "allow_rnn": recurrent,
         ignored: getattr(config, ignored) | loggers,
     }
     enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
+    torch._C._set_mkldnn_enabled(enabled and not recurrent)
     try:
         with config.patch(settings):
             yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
+
+
+def traced_step_by_step() -> bool:
+    """Whether this trace runs under `dynamo_settings(recurrent=True)`, without oneDNN."""
+    return bool(torch._dynamo.config.allow_rnn)
 
 
 def forward_failed(error: Exception) -> bool:
