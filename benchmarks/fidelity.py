@@ -61,7 +61,19 @@ def main(given: list[str] | None = None) -> None:
         for gradients in args.gradients:
             keep(args.results, in_own_process(name, gradients, args))
     if args.table:
-        args.table.write_text(document(json.loads(args.results.read_text())))
+        rows = json.loads(args.results.read_text())
+        args.table.write_text(document(rows + missing(rows)))
+
+
+def missing(rows: list[Row]) -> list[Row]:
+    """A row for each model of the zoo that is not among these, so that the page says so."""
+    have = {(r["model"], r["gradients"]) for r in rows}
+    wanted = [(name, gradients) for name in ZOO for gradients in ("dropped", "allocated")]
+    return [
+        {"model": name, "gradients": gradients, "budget": "none", "failed": "not run yet"}
+        for name, gradients in wanted
+        if (name, gradients) not in have
+    ]
 
 
 def in_own_process(name: str, gradients: str, args: argparse.Namespace) -> list[Row]:

@@ -109,7 +109,7 @@ def t5() -> Made:
         decoder_start_token_id=0,
         pad_token_id=0,
     )
-    return text(T5ForConditionalGeneration(config), 2, 192, 8000)
+    return text(T5ForConditionalGeneration(config), 4, 192, 8000)
 
 
 def vit() -> Made:
@@ -131,7 +131,7 @@ def swin() -> Made:
 def resnet50() -> Made:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    return images(ResNetForImageClassification(ResNetConfig()), 2, 224)
+    return images(ResNetForImageClassification(ResNetConfig()), 4, 224)
 
 
 def convnext() -> Made:
@@ -149,7 +149,7 @@ class Denoiser(nn.Module):
         from diffusers import UNet2DModel
 
         self.net = UNet2DModel(
-            sample_size=48,
+            sample_size=64,
             block_out_channels=(64, 128, 192),
             down_block_types=("DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
             up_block_types=("AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
@@ -162,10 +162,10 @@ class Denoiser(nn.Module):
 
 
 def unet() -> Made:
-    image = torch.randn(1, 3, 48, 48)
+    image = torch.randn(2, 3, 64, 64)
     return Denoiser(), {
         "sample": image,
-        "timestep": torch.tensor([400]),
+        "timestep": torch.tensor([3, 400]),
         "noise": torch.randn_like(image),
     }
 
