@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mkdocs.utils import nest_paths
+
 FIRST = (
     "index.md",
     "tutorial.md",
@@ -17,12 +19,13 @@ LAST = ("architecture.md", "runtime.md", "measuring.md")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Called by mkdocs with all files, before it makes the navigation."""
-    return type(files)(sorted(files, key=_place))
+    """Called by mkdocs with all files; its own navigation would be sorted by name."""
+    pages = [file.src_uri for file in files if file.is_documentation_page()]
+    config["nav"] = nest_paths(sorted(pages, key=_place))
+    return files
 
 
-def _place(file: Any) -> tuple[int, bool, str]:
-    name = str(file.src_uri)
+def _place(name: str) -> tuple[int, bool, str]:
     place = len(FIRST)
     for position, start in enumerate(FIRST):
         if name.startswith(start):
