@@ -28,7 +28,7 @@ clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.stamp-%: pyproject.toml constraints.txt | $(BIN)/python
-	@echo 'installing into $(VENV): a minute or two'
+	@echo 'installing into $(VENV): minutes, since torch with CUDA is some gigabytes'
 	$(PIP) --editable '.[$*]'
 	touch $@
 
