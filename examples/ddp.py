@@ -6,6 +6,8 @@ made before the module is wrapped or after; DDP's gradient buckets count towards
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,7 +24,8 @@ def build(device: torch.device) -> DistributedDataParallel:
     return DistributedDataParallel(model, bucket_cap_mb=1)
 
 
-def main() -> None:
+def main(**options: Any) -> None:
+    """`options` are those of `plan`."""
     with process_group() as device:
         data = batches(STEPS, SHAPE, device)
 
@@ -31,10 +34,10 @@ def main() -> None:
 
         model = build(device)
         optimizer = torch.optim.AdamW(model.parameters())
-        ample = plan(model, (data[0],), budget_gb=1000, optimizer=optimizer)
+        ample = plan(model, (data[0],), budget_gb=1000, optimizer=optimizer, **options)
         assert isinstance(ample, Plan)
         budget = ample.baseline_peak_bytes - 0.6 * ample.baseline_saved_bytes
-        made = plan(model, (data[0],), budget_gb=budget / 1e9, optimizer=optimizer)
+        made = plan(model, (data[0],), budget_gb=budget / 1e9, optimizer=optimizer, **options)
         assert isinstance(made, Plan)
         made.apply()
         planned = train(model, optimizer, data, held(model))

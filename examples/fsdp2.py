@@ -7,6 +7,8 @@ of the block that runs and of the one that is prefetched, and the buffers of its
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -28,7 +30,8 @@ def build(device: torch.device) -> Decoder:
     return model
 
 
-def main() -> None:
+def main(**options: Any) -> None:
+    """`options` are those of `plan`."""
     with process_group() as device:
         data = batches(STEPS, SHAPE, device)
 
@@ -37,10 +40,10 @@ def main() -> None:
 
         model = build(device)
         optimizer = torch.optim.AdamW(model.parameters())
-        ample = plan(model, (data[0],), budget_gb=1000, optimizer=optimizer)
+        ample = plan(model, (data[0],), budget_gb=1000, optimizer=optimizer, **options)
         assert isinstance(ample, Plan)
         budget = (ample.baseline_peak_bytes + ample.minimum_peak_bytes) / 2
-        made = plan(model, (data[0],), budget_gb=budget / 1e9, optimizer=optimizer)
+        made = plan(model, (data[0],), budget_gb=budget / 1e9, optimizer=optimizer, **options)
         assert isinstance(made, Plan)
         made.apply()
         planned = train(model, optimizer, data)

@@ -6,6 +6,8 @@ The all-reduces stand in the captured graph, and no plan ever runs one of them a
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -39,7 +41,8 @@ def build(device: torch.device) -> Decoder:
     return model
 
 
-def main() -> None:
+def main(**options: Any) -> None:
+    """`options` are those of `plan`."""
     with process_group() as device:
         # Every rank of a tensor-parallel group sees the same tokens.
         data = batches(STEPS, SHAPE, device, rank=0)
@@ -49,10 +52,10 @@ def main() -> None:
 
         model = build(device)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-        ample = plan(model, (data[0],), budget_gb=1000, optimizer=optimizer)
+        ample = plan(model, (data[0],), budget_gb=1000, optimizer=optimizer, **options)
         assert isinstance(ample, Plan)
         budget = ample.baseline_peak_bytes - 0.6 * ample.baseline_saved_bytes
-        made = plan(model, (data[0],), budget_gb=budget / 1e9, optimizer=optimizer)
+        made = plan(model, (data[0],), budget_gb=budget / 1e9, optimizer=optimizer, **options)
         assert isinstance(made, Plan)
         made.apply()
         planned = train(model, optimizer, data)

@@ -36,6 +36,7 @@ class _Options(TypedDict, total=False):
     keep: str | Sequence[str]
     recompute: str | Sequence[str]
     dynamic: Mapping[str | int, Mapping[int, int]] | None
+    in_flight: int
 
 
 @overload
@@ -73,6 +74,7 @@ def plan(
     keep: str | Sequence[str] = (),
     recompute: str | Sequence[str] = (),
     dynamic: Mapping[str | int, Mapping[int, int]] | None = None,
+    in_flight: int = 1,
 ) -> Plan | PendingPlan:
     """Plans a training step of `model` within a memory budget; nothing of it is executed.
 
@@ -97,6 +99,9 @@ def plan(
             for dimensions 0 and 1 of that argument (by name, or position). The plan is for the
             largest sizes and serves all smaller ones; without it, new sizes are planned when they
             come.
+        in_flight: for a stage of a pipeline, how many micro-batches are between their forward and
+            their backward at one time, this one included: for stage s of p stages (from 0) in a
+            one-forward-one-backward schedule, p - s. Gradients count as existing.
 
     Returns:
         The plan, or a pending plan where there are no example inputs.
@@ -119,6 +124,7 @@ def plan(
         keep=keep,
         recompute=recompute,
         dynamic=dynamic,
+        in_flight=in_flight,
     )
     if not model.training:
         warnings.warn(
@@ -152,6 +158,7 @@ def _engine(model: torch.nn.Module, **options: Unpack[_Options]) -> Engine:
         _patterns(options.get("keep", ())),
         _patterns(options.get("recompute", ())),
         dict(options.get("dynamic") or {}),
+        _count("in_flight", options.get("in_flight", 1)),
     )
     return Engine(model, request)
 
@@ -170,6 +177,12 @@ def _positive(argument: str, value: float) -> float:
     if not value > 0:
         raise PlannerError(f"{argument}={value!r} must be a positive number of seconds")
     return float(value)
+
+
+def _count(argument: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise PlannerError(f"{argument}={value!r} must be a whole number of at least 1")
+    return value
 
 
 def _patterns(given: str | Sequence[str]) -> tuple[str, ...]:

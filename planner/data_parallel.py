@@ -48,13 +48,24 @@ class Buckets:
 
 
 class Surroundings:
-    """Finds the DDP wrapper that a step of `model` runs under; cheap enough for every step."""
+    """Finds the DDP wrapper that a step of `model` runs under; cheap enough for every step.
+
+    `accumulates` says that gradients count as existing from the first step on: their memory is then
+    that of one bucket, wrapper or not.
+    """
 
     def __init__(
-        self, model: torch.nn.Module, known: DistributedDataParallel | None = None
+        self,
+        model: torch.nn.Module,
+        known: DistributedDataParallel | None = None,
+        *,
+        accumulates: bool = False,
     ) -> None:
         self._model = model
         self._known = Buckets() if known is None else _buckets_of(known)
+        if accumulates and known is None:
+            trained = (p for p in model.parameters() if p.requires_grad)
+            self._known = Buckets(sum(p.numel() * p.element_size() for p in trained), views=True)
         self._last: weakref.ref[DistributedDataParallel] | None = None
         self._of_last = self._known
 

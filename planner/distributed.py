@@ -99,6 +99,7 @@ def _key(problems: Sequence[Problem], request: Request) -> str:
         problems[0].budget_bytes if request.budget_bytes is not None else "auto",
         request.solver,
         request.hardware,
+        request.in_flight,
         torch.__version__,
     ]
     for problem in problems:

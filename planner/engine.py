@@ -18,6 +18,7 @@ from planner.distributed import in_flight_bytes, shared_plan
 from planner.instance import Instance
 from planner.minimum import infeasible, minimum_peak
 from planner.piecewise import PiecewisePlanner
+from planner.pipeline import LEVELS, solve_stage, stage_peak
 from planner.plan import Plan
 from planner.pricing import Pricing, optimizer_peak, resident
 from planner.problem import Problem, Solution
@@ -136,7 +137,7 @@ class Engine:
         model, self._wrapper = unwrap(model)
         refuse_fsdp1(model)
         self.model = model
-        self._surroundings = Surroundings(model, self._wrapper)
+        self._surroundings = Surroundings(model, self._wrapper, accumulates=request.in_flight > 1)
         self.request = request
         self.plan: Plan | None = None
         self._training: bool | None = model.training
@@ -215,6 +216,8 @@ class Engine:
         )
 
         def make() -> Plan:
+            if self.request.in_flight > 1:
+                return self._stage_plan(step, problem)
             start = time.perf_counter()
             floor = self.optimizer_floor(graph)
             solution, minimum = _solve(problem, self.request, floor)
@@ -231,11 +234,38 @@ class Engine:
                 engine=self,
             )
 
-        plan = shared_plan([problem], self.request, make, lambda o: peak_of(step, tuple(o[0])))
+        def peak(orders: Sequence[Sequence[int]]) -> int:
+            return stage_peak(graph, tuple(orders[0]), self.request.in_flight)
+
+        plan = shared_plan([problem], self.request, make, peak)
         plan = dataclasses.replace(plan, _engine=self)
         program = self.program_of(step, plan.order, plan.budget_bytes)
         self.remember(plan, [(traced.key(), program)])
         return plan
+
+    def _stage_plan(self, step: StepGraph, problem: Problem) -> Plan:
+        """The plan of a pipeline stage."""
+        start, request = time.perf_counter(), self.request
+        floor = self.optimizer_floor(step.graph)
+        limit = request.time_limit / LEVELS
+        stage = solve_stage(
+            problem,
+            request.in_flight,
+            floor,
+            lambda p: SOLVERS[request.solver](p, time_limit=limit),
+        )
+        plan = summarise(
+            stage.problem,
+            stage.solution,
+            minimum_bytes=stage.minimum_bytes,
+            floor=floor,
+            solver=request.solver,
+            seconds=time.perf_counter() - start,
+            device=self.device_name,
+            notes=self.notes([step]),
+            engine=self,
+        )
+        return dataclasses.replace(plan, baseline_peak_bytes=stage.baseline_bytes)
 
     def extract(
         self, traced: Traced, inputs: Inputs | tuple[Any, ...], absent: frozenset[int]

@@ -27,6 +27,7 @@ class Request:
     Attributes:
         budget_bytes: None for "auto", which is looked up when the plan is made.
         dynamic: for arguments of forward, by name or position, the largest size of dimensions.
+        in_flight: micro-batches between forward and backward at one time (pipeline stages).
     """
 
     budget_bytes: int | None
@@ -39,6 +40,7 @@ class Request:
     keep: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
     dynamic: Mapping[str | int, Mapping[int, int]] = field(default_factory=dict)
+    in_flight: int = 1
 
 
 @dataclass(frozen=True)
