@@ -88,8 +88,9 @@ def dynamo_settings(*, recurrent: bool = False) -> Iterator[None]:
 
     With `recurrent`, recurrent layers are traced step by step, which Dynamo refuses by default
     because the graphs are long. oneDNN is off meanwhile (`torch._C._set_mkldnn_enabled`):
-    AOTAutograd records its kernel for a whole layer without what the backward of it reads. Not for
-    models with convolutions: the layout of their results depends on oneDNN.
+    AOTAutograd records its kernel for a whole layer without what the backward of it reads. Models
+    with convolutions are left out for caution: the layout that a trace gives their results may
+    depend on oneDNN.
     """
     config = torch._dynamo.config
     ignored = "ignore_logging_functions"  # called ignore_logger_methods before torch 2.12
