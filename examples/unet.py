@@ -36,7 +36,8 @@ def main() -> int:
     torch.manual_seed(0)
     noisy, noise = torch.randn(2, args.batch, 3, args.pixels, args.pixels)
     steps = torch.randint(0, 1000, (args.batch,))
-    return compare(Denoising(args).train(), (noisy, steps, noise), args)
+    # Torch's traced backward sums some biases over other strides than eager, recomputed or not.
+    return compare(Denoising(args).train(), (noisy, steps, noise), args, rounding=1e-7)
 
 
 if __name__ == "__main__":

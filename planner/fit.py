@@ -107,8 +107,7 @@ def fit(
     _check_points(points)
     start = time.perf_counter()
     search = _Search(model, inputs, over, request, multiple, most // multiple * multiple)
-    largest = search.largest(search.least_peak)
-    plan = search.plan(largest)
+    largest, plan = search.planned()
     plain = search.largest(search.plain_peak, required=False)
     sizes = _sizes(points, plain or search.smallest, largest, multiple)
     curve = tuple(search.point(size) for size in sorted({*sizes, largest} - {0}))
@@ -183,6 +182,15 @@ class _Search:
         return engine.budget_for(graph.fixed)
 
     # Sizes
+
+    def planned(self) -> tuple[int, Plan]:
+        """The largest size that fits, and its plan, which has the last word on what fits."""
+        while True:
+            size = self.largest(self.least_peak)
+            try:
+                return size, self.plan(size)
+            except InfeasibleBudget as error:
+                self._peaks["least_peak", size] = error.minimum_bytes
 
     def largest(self, peak: Callable[[int], int], *, required: bool = True) -> int:
         """The largest size with a peak within the budget; 0 if none fits and none is required."""

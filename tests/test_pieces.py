@@ -174,10 +174,12 @@ def test_trains_as_without_a_plan(name: str) -> None:
     made.apply()
     losses = steps(model, args)
     assert Scan.calls - before == (5 if name == "autograd_function" else 0)
+    # A recurrent layer is traced step by step, where eager has one kernel that rounds otherwise.
+    same = torch.allclose if name == "packed" else torch.equal
     for one, other in zip(losses, steps(plain, args), strict=True):
-        assert torch.equal(one, other)
+        assert same(one, other)
     for (n, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
-        assert torch.equal(p, q), n
+        assert same(p, q), n
 
 
 def test_one_budget_for_all_pieces() -> None:
