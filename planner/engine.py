@@ -195,7 +195,7 @@ class Engine:
             with torch.enable_grad(), sizes_may_vary((t, d) for t, d, _ in largest):
                 self._compiled(*inputs.args, **inputs.kwargs)
         except _Captured as captured:
-            return captured.traced.enlarged(largest)
+            return _with_gradients(captured.traced).enlarged(largest)
         finally:
             self._mode.capturing = False
         raise PlannerError(
@@ -502,6 +502,16 @@ class Engine:
         except (ScheduleError, IndexError) as error:
             raise StalePlan(f"the plan's schedule does not run this graph: {error}") from error
         return self.program_of(step, plan.order, plan.budget_bytes)
+
+
+def _with_gradients(traced: Traced) -> Traced:
+    """The captured step, if its backward pass gives anything."""
+    if any(g is not None for g in traced.joint.gradients):
+        return traced
+    raise PlannerError(
+        "the captured graph passes no gradient to any parameter: torch has no derivative for one "
+        "of its operators on this device; try the model on another one"
+    )
 
 
 def _solve(problem: Problem, request: Request, floor: int) -> tuple[Solution, int]:

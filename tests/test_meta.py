@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import planner
+from planner.engine import Engine
+from planner.request import Inputs, Request
 
 
 class Net(nn.Module):
@@ -48,3 +50,28 @@ def test_composite_operators_pass_gradients_on(tail: Callable[..., torch.Tensor]
     assert len(meta.operations) > meta.boundary
     assert [op.target for op in meta.operations] == [op.target for op in real.operations]
     assert [v.kind for v in meta.values] == [v.kind for v in real.values]
+
+
+def test_another_size_passes_gradients_on_too() -> None:
+    """Later captures of one model, in which the size may be a symbol."""
+    with torch.device("meta"):
+        model = Net(F.cross_entropy)
+    engine = Engine(model, Request(10**9, hardware="v100-32gb"))
+    targets = []
+    for size in (4, 6, 9):
+        with torch.device("meta"):
+            batch = torch.ones(size, 8), torch.zeros(size, dtype=torch.long)
+        graph = engine.make_plan(engine.trace(Inputs(batch)), Inputs(batch)).graph
+        assert len(graph.operations) > graph.boundary
+        targets.append([op.target for op in graph.operations])
+    assert targets[0] == targets[1] == targets[2]
+
+
+def test_a_graph_without_gradients_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than planned as if nothing had to be kept."""
+    monkeypatch.setattr("tracer.capture._on_meta", lambda model: False)
+    with torch.device("meta"):
+        model = Net(F.cross_entropy)
+        batch = torch.ones(4, 8), torch.zeros(4, dtype=torch.long)
+    with pytest.raises(planner.PlannerError, match="no gradient"):
+        planner.plan(model, batch, budget_gb=1, hardware="v100-32gb")

@@ -200,7 +200,7 @@ class CompiledForward:
     def __init__(self, model: torch.nn.Module, make_executor: ExecutorFactory) -> None:
         self.breaks: list[str] = []
         self._model, self._make_executor = model, make_executor
-        self._captured_once = False
+        self._captured_once = self._on_meta = False
         self._compiled = self._compile(whole=True)
 
     @property
@@ -218,10 +218,10 @@ class CompiledForward:
         """
         try:
             if self._captured_once and self.whole:
-                with suppress(TorchDynamoException):  # a new graph: again, with our settings
+                with suppress(TorchDynamoException), self._where():  # a new graph: see below
                     return self._compiled(*args, **kwargs)
-            recurrent = _recurrent_only(self._model)
-            with dynamo_settings(recurrent=recurrent), _device_of_the_trace(self._model):
+            self._on_meta = _on_meta(self._model)
+            with dynamo_settings(recurrent=_recurrent_only(self._model)), self._where():
                 self._captured_once = True
                 return self._compiled(*args, **kwargs)
         except TorchDynamoException as error:
@@ -235,6 +235,10 @@ class CompiledForward:
             self.breaks.append(reason)
             self._compiled = self._compile(whole=False)
             raise GraphBreak(self.breaks[0]) from error
+
+    def _where(self) -> AbstractContextManager[None]:
+        """A model on the meta device is always traced as if it lay on the CPU."""
+        return meta_as_cpu() if self._on_meta else nullcontext()
 
     def _compile(self, *, whole: bool) -> Callable[..., Any]:
         def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -270,10 +274,9 @@ def _acceptable(reason: str) -> str:
     return reason
 
 
-def _device_of_the_trace(model: torch.nn.Module) -> AbstractContextManager[None]:
-    """A model on the meta device is traced as if it lay on the CPU."""
+def _on_meta(model: torch.nn.Module) -> bool:
     tensors = itertools.chain(model.parameters(), model.buffers())
-    return meta_as_cpu() if any(t.is_meta for t in tensors) else nullcontext()
+    return any(t.is_meta for t in tensors)
 
 
 _CONVOLUTIONS = (
