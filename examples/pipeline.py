@@ -72,7 +72,8 @@ def train(stage: nn.Sequential, optimizer: torch.optim.Optimizer, data: list[tor
 
     for batch in data[:-3]:
         step(batch)
-    return Run(tuple(losses), least_peak(step, data[-3:], stage, optimizer))
+    peak = least_peak(step, data[-3:], stage, optimizer)
+    return Run(tuple(losses), peak)
 
 
 def main(**options: Any) -> None:
