@@ -9,69 +9,35 @@ import torch
 import transformers as hf
 from torch import nn
 
+from benchmarks.zoo import Made, images, text
 from planner.engine import Engine
-from planner.frontier import _prepare
-from planner.request import Request, inputs_of
+from planner.frontier import prepare
+from planner.request import Inputs, Request
 from tracer.graph import ComputationGraph
-
-Made = tuple[nn.Module, dict[str, Any]]
 
 
 def graph_of(name: str, hardware: str) -> ComputationGraph:
     """The step of a model, priced for a hardware profile; no gradients before the step."""
     with torch.device("meta"):
-        model, meta = MODELS[name]()
-    # Not traced on meta: there torch 2.13 loses the gradient of cross-entropy.
-    model = model.to_empty(device="cpu").train()
-    batch = {key: torch.zeros_like(x, device="cpu") for key, x in meta.items()}
-    engine = Engine(model, Request(1, hardware=hardware))
-    inputs = inputs_of(model, batch, None)
-    assert inputs is not None
-    return _prepare(engine, inputs).problem.graph
+        model, batch = MODELS[name]()
+    engine = Engine(model.train(), Request(1, hardware=hardware))
+    return prepare(engine, Inputs(kwargs=batch)).problem.graph
 
 
-def _tokens(batch: int, length: int, vocabulary: int) -> torch.Tensor:
-    return torch.randint(0, vocabulary, (batch, length))
-
-
-def _labelled(batch: int, length: int, vocabulary: int) -> dict[str, Any]:
-    x = _tokens(batch, length, vocabulary)
-    return {"input_ids": x, "labels": x}
-
-
-def _images(batch: int, classes: int) -> dict[str, Any]:
-    return {
-        "pixel_values": torch.randn(batch, 3, 224, 224),
-        "labels": torch.randint(0, classes, (batch,)),
-    }
-
-
-def bert_large() -> Made:
+def bert_large(**options: Any) -> Made:
     config = hf.BertConfig(
         hidden_size=1024,
         num_hidden_layers=24,
         num_attention_heads=16,
         intermediate_size=4096,
-        attn_implementation="eager",
+        **options,
     )
-    return hf.BertForMaskedLM(config), _labelled(8, 512, 30522)
-
-
-def bert_large_fused() -> Made:
-    config = hf.BertConfig(
-        hidden_size=1024,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        intermediate_size=4096,
-        attention_probs_dropout_prob=0.0,
-        attn_implementation="sdpa",
-    )
-    return hf.BertForMaskedLM(config), _labelled(8, 512, 30522)
+    return text(hf.BertForMaskedLM(config), 8, 512, 30522)
 
 
 def gpt2_medium() -> Made:
     config = hf.GPT2Config(n_embd=1024, n_layer=24, n_head=16, use_cache=False)
-    return hf.GPT2LMHeadModel(config), _labelled(4, 1024, 50257)
+    return text(hf.GPT2LMHeadModel(config), 4, 1024, 50257)
 
 
 def llama_8() -> Made:
@@ -83,7 +49,7 @@ def llama_8() -> Made:
         num_key_value_heads=8,
         use_cache=False,
     )
-    return hf.LlamaForCausalLM(config), _labelled(4, 2048, 32000)
+    return text(hf.LlamaForCausalLM(config), 4, 2048, 32000)
 
 
 def t5_large() -> Made:
@@ -97,23 +63,23 @@ def t5_large() -> Made:
         pad_token_id=0,
         use_cache=False,
     )
-    return hf.T5ForConditionalGeneration(config), _labelled(4, 512, 32128)
+    return text(hf.T5ForConditionalGeneration(config), 4, 512, 32128)
 
 
 def vit_large() -> Made:
     config = hf.ViTConfig(
         hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
     )
-    return hf.ViTForImageClassification(config), _images(16, 2)
+    return images(hf.ViTForImageClassification(config), 16, 224)
 
 
 def swin() -> Made:
-    return hf.SwinForImageClassification(hf.SwinConfig()), _images(16, 2)
+    return images(hf.SwinForImageClassification(hf.SwinConfig()), 16, 224)
 
 
 def resnet(depths: tuple[int, ...]) -> Made:
     config = hf.ResNetConfig(num_labels=1000, depths=list(depths))
-    return hf.ResNetForImageClassification(config), _images(32, 1000)
+    return images(hf.ResNetForImageClassification(config), 32, 224)
 
 
 def unet() -> Made:
@@ -142,7 +108,7 @@ def mixtral_small() -> Made:
         use_cache=False,
         experts_implementation="grouped_mm",
     )
-    return hf.MixtralForCausalLM(config), _labelled(8, 1024, 32000)
+    return text(hf.MixtralForCausalLM(config), 8, 1024, 32000)
 
 
 class _Dense(nn.Module):
@@ -197,12 +163,14 @@ class DenseNet(nn.Module):
 
 
 def densenet() -> Made:
-    return DenseNet(), _images(32, 1000)
+    return images(DenseNet(), 32, 224)
 
 
 MODELS: dict[str, Callable[[], Made]] = {
-    "bert-large": bert_large,
-    "bert-large-fused": bert_large_fused,
+    "bert-large": lambda: bert_large(attn_implementation="eager"),
+    "bert-large-fused": lambda: bert_large(
+        attention_probs_dropout_prob=0.0, attn_implementation="sdpa"
+    ),
     "gpt2-medium": gpt2_medium,
     "llama-8": llama_8,
     "t5-large": t5_large,

@@ -67,11 +67,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     parser.add_argument("--time-limit", type=float, default=30.0)
     parser.add_argument("--no-peers", action="store_true")
-    parser.add_argument("--growth", action="store_true", help="time against depth")
+    parser.add_argument("--markdown", action="store_true", help="the rows of --json, not solved")
+    parser.add_argument(
+        "--growth", nargs="*", type=int, metavar="LAYERS", help="time against depth instead"
+    )
     args = parser.parse_args(arguments)
-    if args.growth:
-        for layers in GROWTH:
+    if args.growth is not None:
+        for layers in args.growth or GROWTH:
             print(growth(layers), flush=True)
+        return
+    if args.markdown:
+        print(markdown(read(args.json)))
         return
     rows = []
     for row in table(args):
@@ -200,6 +206,28 @@ def line(row: Row) -> str:
 
 def _cell(overhead: float | None) -> str:
     return f"{'-':>9}" if overhead is None else f"{overhead:9.2%}"
+
+
+def read(path: Path) -> list[Row]:
+    """Rows that `--json` wrote."""
+    return [Row(**row) for row in json.loads(path.read_text())]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table as the documentation shows it: overheads and gaps in percent."""
+    names = ("model", "budget", "GB", "ours", "bound", "gap", "s", *COLUMNS)
+    lines = [f"| {' | '.join(names)} |", f"| {' | '.join('---' for _ in names)} |"]
+    for row in rows:
+        cells = [row.model, f"{row.share:.0%}", f"{row.budget_bytes / 1e9:.2f}"]
+        if row.overhead is None or row.gap is None:
+            cells += ["below the minimum", *[""] * (len(names) - 4)]
+        else:
+            cells += [f"{100 * x:.2f}" for x in (row.overhead, row.bound, row.gap)]
+            cells.append(f"{row.seconds:.0f}")
+            found = (row.others.get(name) for name in COLUMNS)
+            cells += ["-" if x is None else f"{100 * x:.1f}" for x in found]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", summary(rows)])
 
 
 def summary(rows: Sequence[Row]) -> str:

@@ -11,18 +11,7 @@ import torch
 from planner.engine import Engine
 from planner.pending import PendingPlan
 from planner.plan import Plan
-from planner.request import (
-    Request,
-    budget_bytes,
-    check_device,
-    check_inputs,
-    check_model,
-    inputs_of,
-)
-from planner.solvers import SOLVERS
-from tracer.errors import PlannerError
-
-_BACKENDS = ("eager",)
+from planner.request import check_inputs, check_model, checked, inputs_of
 
 
 class _Options(TypedDict, total=False):
@@ -146,44 +135,4 @@ def pending(model: torch.nn.Module, **options: Unpack[_Options]) -> PendingPlan:
 
 def _engine(model: torch.nn.Module, **options: Unpack[_Options]) -> Engine:
     check_model(model)
-    hardware, device = options.get("hardware"), options.get("device")
-    request = Request(
-        budget_bytes(options["budget_gb"]),
-        options.get("optimizer"),
-        check_device(device) if hardware is None else _any_device(device),
-        hardware,
-        _one_of("solver", options.get("solver", "auto"), tuple(SOLVERS)),
-        _positive("time_limit", options.get("time_limit", 60.0)),
-        _one_of("backend", options.get("backend", "eager"), _BACKENDS),
-        _patterns(options.get("keep", ())),
-        _patterns(options.get("recompute", ())),
-        dict(options.get("dynamic") or {}),
-        _count("in_flight", options.get("in_flight", 1)),
-    )
-    return Engine(model, request)
-
-
-def _any_device(device: str | torch.device | None) -> torch.device | None:
-    return None if device is None else torch.device(device)
-
-
-def _one_of(argument: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise PlannerError(f"{argument}={value!r} is not one of {', '.join(map(repr, allowed))}")
-    return value
-
-
-def _positive(argument: str, value: float) -> float:
-    if not value > 0:
-        raise PlannerError(f"{argument}={value!r} must be a positive number of seconds")
-    return float(value)
-
-
-def _count(argument: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise PlannerError(f"{argument}={value!r} must be a whole number of at least 1")
-    return value
-
-
-def _patterns(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+    return Engine(model, checked(**options))

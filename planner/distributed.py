@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 from planner import plan_file
+from planner.parts import parts
 from planner.plan import Plan
 from planner.problem import Problem
 from planner.request import Request
@@ -113,12 +114,12 @@ def _fits(
     plan: Plan, problems: Sequence[Problem], peak_of: Callable[[Sequence[Sequence[int]]], int]
 ) -> bool:
     """Whether a plan from another rank runs this rank's graphs, within this rank's budget."""
-    parts = plan.pieces or (plan,)
-    if [p.fingerprint for p in parts] != [p.graph.fingerprint(costs=False) for p in problems]:
+    own = parts(plan)
+    if [p.fingerprint for p in own] != [p.graph.fingerprint(costs=False) for p in problems]:
         log.warning("a plan from another rank is for another graph; this rank plans by itself")
         return False
     try:
-        peak = peak_of([p.order for p in parts])
+        peak = peak_of([p.order for p in own])
     except (ScheduleError, IndexError):
         log.warning("a plan from another rank does not run here; this rank plans by itself")
         return False

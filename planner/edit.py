@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from planner.request import budget_bytes, matching_values, removable
+from planner.request import Request, budget_bytes, patterns, problems_of
+from planner.solving import solve
 from tracer.errors import InvalidBudget, PlannerError
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ def edit(
     time_limit: float,
 ) -> Plan:
     """See `Plan.edit`."""
-    from planner.engine import _solve
-    from planner.problem import Problem
-    from planner.request import Request
     from planner.summary import summarise
 
     if plan.pieces:
@@ -33,18 +31,14 @@ def edit(
             "this plan is for a forward that is captured in pieces: make a new one with "
             "planner.plan(..., keep=..., recompute=...)"
         )
-    keep = _patterns(keep, plan.keep)
-    recompute = _patterns(recompute, plan.recompute)
+    keep = plan.keep if keep is None else patterns(keep)
+    recompute = plan.recompute if recompute is None else patterns(recompute)
     graph = plan.graph
-    problem = Problem(
-        graph,
-        plan.budget_bytes if budget_gb is None else _bytes(budget_gb),
-        matching_values(graph, keep, "keep"),
-        removable(graph, matching_values(graph, recompute, "recompute")),
-    )
+    budget = plan.budget_bytes if budget_gb is None else _bytes(budget_gb)
+    (problem,) = problems_of([graph], budget, keep, recompute)
     request = Request(problem.budget_bytes, time_limit=time_limit)
     start = time.perf_counter()
-    solution, minimum = _solve(problem, request, plan.optimizer_peak_bytes)
+    solution, minimum = solve(problem, request, plan.optimizer_peak_bytes)
     made = summarise(
         problem,
         solution,
@@ -72,12 +66,6 @@ def _remember(engine: Engine, old: Plan, new: Plan) -> None:
     ]
     if made:
         engine.remember(new, made)
-
-
-def _patterns(given: str | Sequence[str] | None, before: tuple[str, ...]) -> tuple[str, ...]:
-    if given is None:
-        return before
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _bytes(budget_gb: float) -> int:

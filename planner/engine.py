@@ -7,28 +7,28 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from planner.data_parallel import Buckets, Surroundings, unwrap
+from planner.data_parallel import Surroundings, unwrap
 from planner.distributed import in_flight_bytes, shared_plan
-from planner.instance import Instance
-from planner.minimum import infeasible, minimum_peak
+from planner.parts import parts
 from planner.piecewise import PiecewisePlanner
 from planner.pipeline import LEVELS, solve_stage, stage_peak
 from planner.plan import Plan
 from planner.pricing import Pricing, optimizer_peak, resident
-from planner.problem import Problem, Solution
+from planner.problem import Problem
 from planner.program import StepProgram
 from planner.progress import report
-from planner.request import Inputs, Request, matching_values, removable, sizes_by_tensor
+from planner.request import Inputs, Request, problems_of, sizes_by_tensor
 from planner.reuse import KEPT, NEAR, BorrowedCosts, Recent, covers, nearest, peak_of
 from planner.sharded import Sharding, refuse_fsdp1, sharding_of
 from planner.solvers import SOLVERS
+from planner.solving import solve
 from planner.summary import summarise
+from planner.traced import Key, Traced
 from runtime.execute import StepExecutor
 from runtime.module import (
     install,
@@ -39,84 +39,11 @@ from runtime.module import (
 )
 from runtime.schedule import Schedule, ScheduleError
 from tracer.capture import CompiledForward, GraphBreak, JointGraph, sizes_may_vary
-from tracer.concrete import Binding
-from tracer.errors import InfeasibleBudget, PlannerError, StalePlan
+from tracer.errors import PlannerError, StalePlan
 from tracer.extract import StepGraph, extract, likely_absent
 from tracer.graph import ComputationGraph
 
 log = logging.getLogger("planner")
-
-
-@dataclass(frozen=True, eq=False)
-class Traced:
-    """One captured step: its executor and the arguments that the captured graph was called with.
-
-    `buckets` are those of the DistributedDataParallel around it.
-    """
-
-    executor: StepExecutor
-    arguments: tuple[Any, ...]
-    sizes: tuple[tuple[str, int], ...] = ()  # planned ahead for these instead of the arguments'
-    buckets: Buckets = Buckets()  # noqa: RUF009 - frozen
-
-    def enlarged(self, largest: Sequence[tuple[torch.Tensor, int, int]]) -> Traced:
-        """The same step with other sizes of dimensions: (tensor, dimension, size)."""
-        symbols = self.executor.joint.symbols
-        sizes: dict[str, int] = {}
-        for tensor, dim, size in largest:
-            at = next((i for i, a in enumerate(self.arguments) if a is tensor), None)
-            name = None if at is None else symbols.size_of(self.executor.joint.shape(at)[dim])
-            if name is not None:
-                sizes[name] = max(size, sizes.get(name, 0))
-            elif size != tensor.shape[dim]:
-                log.warning(
-                    "dynamic: the model fixes dimension %d of an input of shape %s; batches of "
-                    "another size there are planned when they come",
-                    dim,
-                    tuple(tensor.shape),
-                )
-        return dataclasses.replace(self, sizes=tuple(sorted(sizes.items())))
-
-    @property
-    def held(self) -> tuple[Any, ...]:
-        """What the step is called with, of the sizes planned for."""
-        if not self.sizes:
-            return self.arguments
-        own = [n.meta.get("val") for n in self.joint.primals]
-        pairs = zip(self.arguments, own, strict=False)
-        return tuple(
-            a if isinstance(a, torch.nn.Parameter) or not isinstance(a, torch.Tensor) else fake
-            for a, fake in pairs
-        )
-
-    @cached_property
-    def joint(self) -> JointGraph:
-        """The captured graph, for the sizes of these arguments."""
-        return self.executor.joint.at(self.binding)
-
-    @cached_property
-    def binding(self) -> Binding:
-        """The sizes that the captured graph leaves open."""
-        bound = self.executor.joint.symbols.bind(self.arguments)
-        return tuple({**dict(bound), **dict(self.sizes)}.items())
-
-    @cached_property
-    def accumulate(self) -> bool:
-        """Whether gradients are there already, so that new ones are added to them.
-
-        Or copied into the buckets of DistributedDataParallel, which is the same to memory.
-        """
-        return self.buckets.views or any(
-            isinstance(a, torch.Tensor) and a.requires_grad and a.is_leaf and a.grad is not None
-            for a in self.arguments
-        )
-
-    def key(self, occurrence: int = 0) -> _Key:
-        """Of its program, where this graph ran `occurrence` times before in the step."""
-        return self.executor, self.accumulate, self.buckets, occurrence, self.binding
-
-
-_Key = tuple[StepExecutor, bool, Buckets, int, Binding]
 
 
 class _Captured(BaseException):
@@ -143,9 +70,8 @@ class Engine:
         self._training: bool | None = model.training
         self._compiled = CompiledForward(model, self._executor)
         self._piecewise = PiecewisePlanner(self)
-        self._programs: Recent[_Key, StepProgram] = Recent(KEPT)
-        self._made: Recent[tuple[object, ...], list[tuple[_Key, StepProgram]]] = Recent(KEPT)
-        self._pricing: Pricing | None = None
+        self.programs: Recent[Key, StepProgram] = Recent(KEPT)  # those in force
+        self._made: Recent[tuple[object, ...], list[tuple[Key, StepProgram]]] = Recent(KEPT)
         self._mode = threading.local()
         self._given: Plan | None = None
         self.listeners: list[Callable[[Plan], None]] = []
@@ -195,7 +121,7 @@ class Engine:
             with torch.enable_grad(), sizes_may_vary((t, d) for t, d, _ in largest):
                 self._compiled(*inputs.args, **inputs.kwargs)
         except _Captured as captured:
-            return _with_gradients(captured.traced).enlarged(largest)
+            return captured.traced.with_gradients().enlarged(largest)
         finally:
             self._mode.capturing = False
         raise PlannerError(
@@ -208,19 +134,15 @@ class Engine:
         held = traced.held if traced.sizes or inputs is None else inputs
         step = self.extract(traced, held, likely_absent(traced.joint))
         graph = step.graph
-        problem = Problem(
-            graph,
-            self.budget_for(graph.fixed),
-            matching_values(graph, self.request.keep, "keep"),
-            removable(graph, matching_values(graph, self.request.recompute, "recompute")),
-        )
+        budget, request = self.budget_for(graph.fixed), self.request
+        (problem,) = problems_of([graph], budget, request.keep, request.recompute)
 
         def make() -> Plan:
             if self.request.in_flight > 1:
                 return self._stage_plan(step, problem)
             start = time.perf_counter()
             floor = self.optimizer_floor(graph)
-            solution, minimum = _solve(problem, self.request, floor)
+            solution, minimum = solve(problem, self.request, floor)
             seconds = time.perf_counter() - start
             return summarise(
                 problem,
@@ -276,7 +198,7 @@ class Engine:
             ("collectives in flight", in_flight_bytes(traced.joint)),
             *self.sharding.held,
         )
-        pricing = self._price()
+        pricing = self.pricing
         return extract(
             traced.joint,
             pricing.costs,
@@ -292,42 +214,37 @@ class Engine:
 
     def program_of(self, step: StepGraph, order: tuple[int, ...], budget: int) -> StepProgram:
         """What runs a step in this order."""
-        return StepProgram(step, order, self._price().costs, budget)
+        return StepProgram(step, order, self.pricing.costs, budget)
 
-    def remember(self, plan: Plan, programs: list[tuple[_Key, StepProgram]]) -> None:
+    def remember(self, plan: Plan, programs: list[tuple[Key, StepProgram]]) -> None:
         """Keeps the programs of a plan for when it is applied."""
         self._made.put(plan.key, programs)
 
-    def programs_of(self, plan: Plan) -> list[tuple[_Key, StepProgram]]:
+    def programs_of(self, plan: Plan) -> list[tuple[Key, StepProgram]]:
         """What `remember` kept for a plan; nothing if it was read from a file or is long ago."""
         return self._made.get(plan.key) or []
 
     def budget_for(self, fixed: int) -> int:
         """The budget in bytes, with "auto" looked up."""
         budget = self.request.budget_bytes
-        return self._price().automatic_budget(fixed) if budget is None else budget
+        return self.pricing.automatic_budget(fixed) if budget is None else budget
 
     def optimizer_floor(self, graph: ComputationGraph) -> int:
         """Peak of the optimizer's step after this one."""
-        return optimizer_peak(self._price(), self.model, self.request.optimizer, graph)
+        return optimizer_peak(self.pricing, self.model, self.request.optimizer, graph)
 
     def notes(self, steps: Sequence[StepGraph]) -> tuple[str, ...]:
         """What the reader of a plan should know, said once."""
-        return tuple(dict.fromkeys(note for step in steps for note in self._price().notes(step)))
+        return tuple(dict.fromkeys(note for step in steps for note in self.pricing.notes(step)))
 
     @property
     def device_name(self) -> str:
         return self.pricing.name
 
-    @property
+    @cached_property
     def pricing(self) -> Pricing:
         """The cost model and its device."""
-        return self._price()
-
-    @property
-    def programs(self) -> Recent[_Key, StepProgram]:
-        """The programs in force."""
-        return self._programs
+        return Pricing.of(self.model, self.request)
 
     @property
     def breaks(self) -> list[str]:
@@ -338,11 +255,6 @@ class Engine:
     def sharding(self) -> Sharding:
         """What FSDP2 holds in a step."""
         return sharding_of(self.model)
-
-    def _price(self) -> Pricing:
-        if self._pricing is None:
-            self._pricing = Pricing.of(self.model, self.request)
-        return self._pricing
 
     # Running
 
@@ -372,7 +284,7 @@ class Engine:
         self.plan = plan
         made = self._made.get(plan.key)
         for key, program in made or ():
-            self._programs.put(key, program)
+            self.programs.put(key, program)
         if made is None:
             self._given = plan  # read from a file: matched with the graph at the first batch
         return self.train_call
@@ -438,7 +350,7 @@ class Engine:
         if known is None:
             log.info("planning for new sizes, or for gradients that exist already")
             self.adopt_plan(self.make_plan(traced))
-            known = self._programs.get(traced.key())
+            known = self.programs.get(traced.key())
         assert known is not None
         return known
 
@@ -448,21 +360,24 @@ class Engine:
         `occurrence` says how often this graph ran before in the step, `position` how many graphs.
         """
         key = traced.key(occurrence)
-        known = self._programs.get(key)
+        known = self.programs.get(key)
         if known is None and self._given is not None:
             known = self._from_given(traced, position)
         if known is None and traced.binding:
             known = self._from_larger(traced, occurrence)
         if known is not None:
-            self._programs.put(key, known)
+            self.programs.put(key, known)
         return known
 
     def _from_given(self, traced: Traced, position: int) -> StepProgram | None:
         assert self._given is not None
-        parts = self._given.pieces or (self._given,)
-        if position >= len(parts) - 1:
+        pieces = parts(self._given)
+        last = position >= len(pieces) - 1
+        if last:
             self._given = None
-        return self._from_file(parts[position], traced) if position < len(parts) else None
+        if position >= len(pieces):
+            return None
+        return self._from_file(pieces[position], traced, last=last)
 
     def _from_larger(self, traced: Traced, occurrence: int) -> StepProgram | None:
         """The program for larger sizes of the same graph, if there is one within reach."""
@@ -470,25 +385,26 @@ class Engine:
         near = 0.0 if self.request.dynamic else NEAR
         found: StepProgram | None = nearest(
             (key[-1], program)
-            for key, program in self._programs.items()
+            for key, program in self.programs.items()
             if list(key[:-1]) == same and covers(key[-1], binding, near=near)
         )
         if found is None:
             return None
         step = extract(
             traced.joint,
-            BorrowedCosts(found.step, self._price().costs.allocated),
+            BorrowedCosts(found.step, self.pricing.costs.allocated),
             absent=found.step.absent,
             fixed_bytes=found.step.graph.fixed_bytes,
-            accumulate=traced.accumulate,
+            accumulate=found.step.graph.accumulate,
         )
         if peak_of(step, found.order) > found.budget_bytes:
             return None
         return self.program_of(step, found.order, found.budget_bytes)
 
-    def _from_file(self, plan: Plan, traced: Traced) -> StepProgram:
+    def _from_file(self, plan: Plan, traced: Traced, *, last: bool) -> StepProgram:
         """The program of a plan that was read, for the graph that the first batch gave."""
-        step = self.extract(traced, traced.arguments, likely_absent(traced.joint))
+        absent = likely_absent(traced.joint) if last else frozenset[int]()
+        step = self.extract(traced, traced.arguments, absent)
         fingerprint = step.graph.fingerprint(costs=False)
         if fingerprint != plan.fingerprint:
             raise StalePlan(
@@ -502,31 +418,3 @@ class Engine:
         except (ScheduleError, IndexError) as error:
             raise StalePlan(f"the plan's schedule does not run this graph: {error}") from error
         return self.program_of(step, plan.order, plan.budget_bytes)
-
-
-def _with_gradients(traced: Traced) -> Traced:
-    """The captured step, if its backward pass gives anything."""
-    if any(g is not None for g in traced.joint.gradients):
-        return traced
-    raise PlannerError(
-        "the captured graph passes no gradient to any parameter: torch has no derivative for one "
-        "of its operators on this device; try the model on another one"
-    )
-
-
-def _solve(problem: Problem, request: Request, floor: int) -> tuple[Solution, int]:
-    """Runs the solver; also returns the least feasible budget.
-
-    `floor` is what the optimizer's step needs, which no schedule can lower.
-    """
-    least, _ = minimum_peak(problem.graph, problem.keep, problem.recompute)
-    minimum = max(least, floor)
-    if problem.budget_bytes < minimum:
-        if floor > least:
-            raise InfeasibleBudget(
-                problem.budget_bytes, minimum, (("the optimizer's step", floor),)
-            )
-        raise infeasible(Instance(problem), problem.budget_bytes)
-    report("solving")
-    solution = SOLVERS[request.solver](problem, time_limit=request.time_limit)
-    return solution, minimum

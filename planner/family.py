@@ -4,8 +4,8 @@ The batch, the sequence length or the number of layers is the *size*. Where two 
 operations, everything about a size between or near them (bytes, workspace, time) is taken from the
 polynomial through the nearest two or three traced sizes. Bytes are sums of products of dimensions,
 linear in the batch and at most quadratic in the sequence, so that this is exact up to the
-allocator's rounding; times follow the cost model only about. A size far from the traced ones, or of
-another structure (more layers), is traced.
+allocator's rounding and the padding inside kernels' workspace; times follow the cost model only
+about. A size far from the traced ones, or of another structure (more layers), is traced.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from planner.api import _any_device, _one_of, _patterns, _positive
-from planner.engine import Engine, Traced, _solve
+from planner.engine import Engine
 from planner.family import Family
 from planner.fit_result import Fit, FitPoint
 from planner.minimum import minimum_peak
@@ -22,15 +21,15 @@ from planner.progress import report
 from planner.request import (
     Inputs,
     Request,
-    budget_bytes,
-    check_device,
     check_inputs,
     check_model,
+    checked,
     inputs_of,
-    matching_values,
-    removable,
+    one_of,
+    problems_of,
 )
-from planner.solvers import SOLVERS
+from planner.solving import solve
+from planner.traced import Traced
 from runtime.schedule import Schedule, save_all_order
 from runtime.simulator import simulate
 from tracer.errors import InfeasibleBudget, PlannerError
@@ -91,17 +90,17 @@ def fit(
         InfeasibleBudget: not even the smallest size fits.
         PlannerError: base of all errors; an argument makes no sense, or `inputs` fails at a size.
     """
-    request = Request(
-        budget_bytes(budget_gb),
-        optimizer,
-        check_device(device) if hardware is None else _any_device(device),
-        hardware,
-        _one_of("solver", solver, tuple(SOLVERS)),
-        _positive("time_limit", time_limit),
-        keep=_patterns(keep),
-        recompute=_patterns(recompute),
+    request = checked(
+        budget_gb=budget_gb,
+        optimizer=optimizer,
+        device=device,
+        hardware=hardware,
+        solver=solver,
+        time_limit=time_limit,
+        keep=keep,
+        recompute=recompute,
     )
-    _one_of("over", over, OVER)
+    one_of("over", over, OVER)
     if not 1 <= multiple <= most:
         raise PlannerError(f"multiple={multiple} must be from 1 to most={most}")
     _check_points(points)
@@ -270,13 +269,8 @@ class _Search:
         return simulate(graph, Schedule.from_order(graph, save_all_order(graph))).peak_bytes
 
     def _problem(self, graph: ComputationGraph) -> Problem:
-        keep, again = self.request.keep, self.request.recompute
-        return Problem(
-            graph,
-            self.budget,
-            matching_values(graph, keep, "keep"),
-            removable(graph, matching_values(graph, again, "recompute")),
-        )
+        (problem,) = problems_of([graph], self.budget, self.request.keep, self.request.recompute)
+        return problem
 
     def _floor(self, size: int, graph: ComputationGraph) -> int:
         """Peak of the optimizer's step; its temporaries are those of the nearest traced size."""
@@ -303,7 +297,7 @@ class _Search:
         sized = self.family.at(size)
         graph, base = sized.graph, max(sized.graph.time_ns, 1)
         floor = self._floor(size, graph)
-        solution, _ = _solve(self._problem(graph), self.request, floor)
+        solution, _ = solve(self._problem(graph), self.request, floor)
         price = simulate(graph, Schedule.from_order(graph, solution.order))
         return FitPoint(
             size,

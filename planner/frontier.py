@@ -9,24 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from planner.api import _BACKENDS, _any_device, _one_of, _patterns, _positive
-from planner.engine import Engine, Traced
+from planner.engine import Engine
 from planner.minimum import minimum_peak
 from planner.plan import Plan
 from planner.problem import Problem, Solution
 from planner.request import (
     Inputs,
-    Request,
     budget_bytes,
-    check_device,
     check_inputs,
     check_model,
+    checked,
     inputs_of,
-    matching_values,
-    removable,
+    problems_of,
 )
 from planner.summary import summarise
 from planner.sweep import sweep
+from planner.traced import Traced
 from runtime.schedule import Schedule, save_all_order
 from runtime.simulator import simulate
 from tracer.capture import GraphBreak
@@ -204,16 +202,15 @@ def frontier(
         PlannerError: base of these, and of every other error that names an argument.
     """
     check_model(model)
-    request = Request(
-        None,
-        optimizer,
-        check_device(device) if hardware is None else _any_device(device),
-        hardware,
-        "auto",
-        _positive("time_limit", time_limit),
-        _one_of("backend", backend, _BACKENDS),
-        _patterns(keep),
-        _patterns(recompute),
+    request = checked(
+        budget_gb="auto",
+        optimizer=optimizer,
+        device=device,
+        hardware=hardware,
+        time_limit=time_limit,
+        backend=backend,
+        keep=keep,
+        recompute=recompute,
     )
     wanted = _check_points(points)
     engine = Engine(model, request)
@@ -224,10 +221,10 @@ def frontier(
             "a batch to trace the step with"
         )
     check_inputs(model, inputs)
-    return _solve(_prepare(engine, inputs), wanted, request.time_limit)
+    return _solve(prepare(engine, inputs), wanted, request.time_limit)
 
 
-def _prepare(engine: Engine, inputs: Inputs) -> _Made:
+def prepare(engine: Engine, inputs: Inputs) -> _Made:
     """The step, traced and priced, and the problem without a budget."""
     try:
         traced = engine.trace(inputs)
@@ -238,12 +235,7 @@ def _prepare(engine: Engine, inputs: Inputs) -> _Made:
         ) from broken
     step = engine.extract(traced, inputs, likely_absent(traced.joint))
     graph, request = step.graph, engine.request
-    problem = Problem(
-        graph,
-        0,
-        matching_values(graph, request.keep, "keep"),
-        removable(graph, matching_values(graph, request.recompute, "recompute")),
-    )
+    (problem,) = problems_of([graph], 0, request.keep, request.recompute)
     floor = engine.optimizer_floor(graph)
     name, notes = engine.device_name, engine.notes([step])
     return _Made(engine, traced, step, problem, floor, name, notes)

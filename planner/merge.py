@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from planner.cuts import TimelineEntry
+from planner.parts import joined
 from planner.plan import Plan
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def merged(
         order=(),
         cuts=tuple(c for p in plans for c in p.cuts),
         recomputed=tuple(r for p in plans for r in p.recomputed),
-        timeline=_timeline(plans),
+        timeline=joined([p.timeline for p in plans]),
         breakdown=top.breakdown,
         notes=(*notes, *(f"the forward leaves the graph at {b}" for b in breaks)),
         breaks=breaks,
@@ -84,17 +84,3 @@ def _plain_peak(plans: Sequence[Plan]) -> int:
 
 def _together(fingerprints: Sequence[str]) -> str:
     return hashlib.sha256("".join(fingerprints).encode()).hexdigest()[:32]
-
-
-def _timeline(plans: Sequence[Plan]) -> tuple[TimelineEntry, ...]:
-    halves = [_halves(p.timeline) for p in plans]
-    forward = [entry for before, _ in halves for entry in before]
-    backward = [entry for _, after in reversed(halves) for entry in after]
-    return (*forward, *backward)
-
-
-def _halves(
-    entries: tuple[TimelineEntry, ...],
-) -> tuple[tuple[TimelineEntry, ...], tuple[TimelineEntry, ...]]:
-    at = next((i for i, e in enumerate(entries) if e.what == "boundary"), len(entries))
-    return entries[:at], entries[at:]

@@ -47,14 +47,13 @@ class Piece:
 
     Attributes:
         step: its graph; the fixed part is what the whole step holds.
-        keep, recompute: values that the person pinned.
+        problem: what a solver is asked about it.
         between: bytes of tensors that cross between pieces or that Python's own nodes save.
         later_gradients: bytes of parameter gradients that exist when its backward runs.
     """
 
     step: StepGraph
-    keep: frozenset[int]
-    recompute: frozenset[int]
+    problem: Problem
     between: int
     later_gradients: int
 
@@ -65,8 +64,7 @@ class Piece:
     @property
     def around(self) -> int:
         """What the rest of the step holds beside the fixed part and what pieces save."""
-        outputs = sum(v.nbytes for v in self.graph.values if v.kind is Kind.OUTPUT)
-        own = max(0, self.between - outputs)  # its own outputs are in its own peak
+        own = max(0, self.between - self.graph.bytes_of(Kind.OUTPUT))  # they are in its own peak
         return own + self.later_gradients
 
     def carrying(self, saved: int) -> StepGraph:
@@ -101,7 +99,8 @@ def choose(pieces: Sequence[Piece], budget: int, solver: Solver, time_limit: flo
     known: dict[tuple[object, ...], tuple[Option, ...]] = {}
     table = []
     for piece in pieces:
-        key = piece.graph.fingerprint(costs=True), piece.keep, piece.recompute
+        problem = piece.problem
+        key = problem.graph.fingerprint(costs=True), problem.keep, problem.recompute
         if key not in known:
             known[key] = options_of(piece, solver, time_limit / len(pieces))
         table.append(known[key])
@@ -113,7 +112,7 @@ def choose(pieces: Sequence[Piece], budget: int, solver: Solver, time_limit: flo
     carried = [0]
     for option in picked:
         carried.append(carried[-1] + option.saved)
-    bound = sum(_bound(piece, budget) for piece in pieces)
+    bound = sum(_bound(piece) for piece in pieces)
     return Choice(tuple(picked), tuple(carried[:-1]), minimum, bound)
 
 
@@ -134,13 +133,13 @@ def follow(pieces: Sequence[Piece], orders: Sequence[Sequence[int]]) -> tuple[in
 def options_of(piece: Piece, solver: Solver, time_limit: float) -> tuple[Option, ...]:
     """Schedules from the least peak to the plain one, none worse than another in every way."""
     graph = piece.graph
-    least, order = minimum_peak(graph, piece.keep, piece.recompute)
+    least, order = minimum_peak(graph, piece.problem.keep, piece.problem.recompute)
     options = [_option(graph, order)]
     plain = Schedule.from_order(graph, save_all_order(graph))
     top = simulate(graph, plain).peak_bytes
     for level in range(1, LEVELS + 1):
         budget = least + (top - least) * level // LEVELS
-        problem = Problem(graph, budget, piece.keep, piece.recompute)
+        problem = dataclasses.replace(piece.problem, budget_bytes=budget)
         try:
             solution = solver(problem, time_limit=time_limit / LEVELS)
         except InfeasibleBudget:
@@ -157,8 +156,7 @@ def least_option(graph: ComputationGraph) -> tuple[int, ...]:
 def _option(graph: ComputationGraph, order: Sequence[int]) -> Option:
     schedule = Schedule.from_order(graph, order)
     result = simulate(graph, schedule)
-    outputs = sum(v.nbytes for v in graph.values if v.kind is Kind.OUTPUT)
-    saved = max(0, result.boundary_bytes - outputs)
+    saved = max(0, result.boundary_bytes - graph.bytes_of(Kind.OUTPUT))
     return Option(tuple(order), result.peak_bytes - graph.fixed, saved, result.time_ns)
 
 
@@ -203,10 +201,10 @@ def _least(pieces: Sequence[Piece], table: Sequence[Sequence[Option]]) -> int:
     return low
 
 
-def _bound(piece: Piece, budget: int) -> int:
+def _bound(piece: Piece) -> int:
     """No schedule of the piece takes less time, even if the rest of the step held nothing."""
-    instance = Instance(Problem(piece.graph, budget, piece.keep, piece.recompute))
+    instance = Instance(piece.problem)
     try:
-        return max(lower_bound(instance, budget, ()), piece.graph.time_ns)
+        return max(lower_bound(instance, instance.budget, ()), piece.graph.time_ns)
     except ProgramError:
         return piece.graph.time_ns

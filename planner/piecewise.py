@@ -19,9 +19,10 @@ import torch
 from planner.distributed import shared_plan
 from planner.merge import merged
 from planner.pieces import Piece, choose, follow, least_option
-from planner.problem import Problem, Solution
+from planner.problem import Solution
 from planner.program import StepProgram
-from planner.request import Inputs, pinned, removable
+from planner.request import Inputs, problems_of
+from planner.reuse import KEPT, Recent
 from planner.solvers import SOLVERS
 from planner.state import ModelState
 from planner.summary import summarise
@@ -30,8 +31,9 @@ from tracer.errors import PlannerError, UntraceableModel
 from tracer.extract import StepGraph, likely_absent
 
 if TYPE_CHECKING:
-    from planner.engine import Engine, Traced
+    from planner.engine import Engine
     from planner.plan import Plan
+    from planner.traced import Traced
 
 
 class PiecewisePlanner:
@@ -40,8 +42,8 @@ class PiecewisePlanner:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._local = threading.local()
-        self._steps: dict[Any, StepGraph] = {}
-        self._least: dict[Any, StepProgram] = {}
+        self._steps: Recent[Any, StepGraph] = Recent(KEPT)
+        self._least: Recent[Any, StepProgram] = Recent(KEPT)
 
     def run(self, inputs: Inputs) -> Any:
         """A forward call in training. A step that is new is planned when it has run."""
@@ -80,23 +82,25 @@ class PiecewisePlanner:
             return known
         recording.unknown = True
         key = traced.key()
-        if key not in self._least:
-            step = self._step(traced)
+        least = self._least.get(key)
+        if least is None:
+            step = self._step(traced, self._local.inputs)
             order = least_option(step.graph)
-            self._least[key] = self._engine.program_of(step, order, _any_budget(self._engine))
-        return self._least[key]
+            least = self._engine.program_of(step, order, _any_budget(self._engine))
+            self._least.put(key, least)
+        return least
 
     def _record(self, inputs: Inputs) -> tuple[Recording, Any]:
         model = self._engine.model
         held = (*model.parameters(), *model.buffers())
         recording = Recording((*held, *inputs.tensors()))
-        outer = getattr(self._local, "recording", None)
+        outer = getattr(self._local, "recording", None), getattr(self._local, "inputs", None)
         self._local.recording, self._local.inputs = recording, inputs
         try:
             with torch.enable_grad():
                 outputs = self._engine.call_compiled(inputs)
         finally:
-            self._local.recording = outer
+            self._local.recording, self._local.inputs = outer  # holds no batch between steps
         if not recording.calls:
             raise UntraceableModel(
                 "torch found nothing in the model's forward that it can trace:\n"
@@ -104,23 +108,26 @@ class PiecewisePlanner:
             )
         return recording, outputs
 
-    def _step(self, traced: Traced, *, last: bool = False) -> StepGraph:
-        key = traced.key()
-        if key not in self._steps:
-            absent = likely_absent(traced.joint) if last else frozenset[int]()
-            self._steps[key] = self._engine.extract(traced, self._local.inputs, absent)
-        return self._steps[key]
+    def _step(self, traced: Traced, inputs: Inputs, *, last: bool = False) -> StepGraph:
+        """The graph of a piece. Only of the last one may outputs be assumed unused."""
+        absent = likely_absent(traced.joint) if last else frozenset[int]()
+        key = traced.key(), absent
+        step = self._steps.get(key)
+        if step is None:
+            step = self._engine.extract(traced, inputs, absent)
+            self._steps.put(key, step)
+        return step
 
     def _plan(self, recording: Recording, outputs: Any, inputs: Inputs) -> Plan:
         engine = self._engine
         traced = [engine.traced(*call) for call in recording.calls]
-        pieces = self._pieces(traced, recording, outputs)
-        budget = engine.budget_for(pieces[0].graph.fixed)
-        problems = [Problem(p.graph, budget, p.keep, p.recompute) for p in pieces]
+        between = recording.between(outputs, engine.model.parameters())
+        steps = [self._step(t, inputs, last=t is traced[-1]) for t in traced]
+        pieces = self._pieces(traced, steps, recording.largest, between)
         plan = shared_plan(
-            problems,
+            [p.problem for p in pieces],
             engine.request,
-            lambda: self._solved(pieces, problems),
+            lambda: self._solved(pieces),
             lambda orders: follow(pieces, orders)[0],
         )
         plan = dataclasses.replace(plan, _engine=engine)
@@ -129,16 +136,16 @@ class PiecewisePlanner:
         engine.remember(plan, self._programs(traced, steps, plan))
         return plan
 
-    def _solved(self, pieces: Sequence[Piece], problems: Sequence[Problem]) -> Plan:
+    def _solved(self, pieces: Sequence[Piece]) -> Plan:
         """The plan as this rank makes it."""
         engine, request = self._engine, self._engine.request
         start = time.perf_counter()
-        budget = problems[0].budget_bytes
+        budget = pieces[0].problem.budget_bytes
         choice = choose(pieces, budget, SOLVERS[request.solver], request.time_limit)
         steps = [p.carrying(c) for p, c in zip(pieces, choice.carried, strict=True)]
         plans = [
             summarise(
-                dataclasses.replace(problem, graph=step.graph),
+                dataclasses.replace(piece.problem, graph=step.graph),
                 Solution(option.order),
                 minimum_bytes=choice.minimum_bytes,
                 floor=0,
@@ -148,7 +155,7 @@ class PiecewisePlanner:
                 notes=(),
                 engine=None,
             )
-            for problem, step, option in zip(problems, steps, choice.options, strict=True)
+            for piece, step, option in zip(pieces, steps, choice.options, strict=True)
         ]
         return merged(
             plans,
@@ -160,23 +167,19 @@ class PiecewisePlanner:
             engine=engine,
         )
 
-    def _pieces(self, traced: list[Traced], recording: Recording, outputs: Any) -> list[Piece]:
-        request = self._engine.request
-        between = recording.between(outputs, self._engine.model.parameters())
-        steps = [self._step(t, last=t is traced[-1]) for t in traced]
-        graphs = [s.graph for s in steps]
-        keep = pinned(graphs, request.keep, "keep")
-        recompute = pinned(graphs, request.recompute, "recompute")
-        sharding = self._engine.sharding
-        later = 0
-        pieces: list[Piece] = []
-        for t, step, kept, dropped in reversed(
-            list(zip(traced, steps, keep, recompute, strict=True))
-        ):
-            held = sharding.later(later)
-            if sharding.gathered and not pieces:  # Python's own backward of what comes after it
-                held += 2 * recording.largest
-            pieces.append(Piece(step, kept, removable(step.graph, dropped), between, held))
+    def _pieces(
+        self, traced: Sequence[Traced], steps: Sequence[StepGraph], largest: int, between: int
+    ) -> list[Piece]:
+        engine, request = self._engine, self._engine.request
+        graphs = [step.graph for step in steps]
+        budget = engine.budget_for(graphs[0].fixed)
+        problems = problems_of(graphs, budget, request.keep, request.recompute)
+        later, pieces = 0, list[Piece]()
+        for t, step, problem in reversed(list(zip(traced, steps, problems, strict=True))):
+            held = engine.sharding.later(later)
+            if engine.sharding.gathered and not pieces:  # Python's own backward of what follows
+                held += 2 * largest
+            pieces.append(Piece(step, problem, between, held))
             later += _parameter_gradients(t, step)
         return pieces[::-1]
 

@@ -104,5 +104,5 @@ def after_backward(graph: ComputationGraph) -> int:
     """Bytes held when the optimizer's step begins: the fixed part, all gradients, the outputs."""
     gradients = 0
     if not graph.accumulate:
-        gradients = sum(v.nbytes for v in graph.values if v.kind is Kind.GRADIENT)
-    return graph.fixed + gradients + sum(v.nbytes for v in graph.values if v.kind is Kind.OUTPUT)
+        gradients = graph.bytes_of(Kind.GRADIENT)
+    return graph.fixed + gradients + graph.bytes_of(Kind.OUTPUT)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from planner.problem import Problem
+from planner.solvers import SOLVERS
 from runtime.torch_private import tree_leaves
 from tracer.errors import InvalidBudget, PlannerError, UnknownHardware
 from tracer.graph import ComputationGraph, Kind
@@ -20,9 +22,12 @@ from tracer.graph import ComputationGraph, Kind
 _RESERVE = 0.08
 
 
+BACKENDS = ("eager",)
+
+
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `plan`, valid.
+    """The arguments of `plan`, valid; see `checked` for arguments as people give them.
 
     Attributes:
         budget_bytes: None for "auto", which is looked up when the plan is made.
@@ -54,6 +59,65 @@ class Inputs:
         """The tensors in it, in containers too."""
         leaves = tree_leaves((self.args, dict(self.kwargs)))
         return [t for t in leaves if isinstance(t, torch.Tensor)]
+
+
+def checked(
+    *,
+    budget_gb: float | str,
+    optimizer: Any = None,
+    device: str | torch.device | None = None,
+    hardware: str | None = None,
+    solver: str = "auto",
+    time_limit: float = 60.0,
+    backend: str = "eager",
+    keep: str | Sequence[str] = (),
+    recompute: str | Sequence[str] = (),
+    dynamic: Mapping[str | int, Mapping[int, int]] | None = None,
+    in_flight: int = 1,
+) -> Request:
+    """The arguments of `planner.plan`, which says what they are, as a request.
+
+    Raises:
+        InvalidBudget, UnknownHardware, PlannerError: an argument makes no sense.
+    """
+    where = check_device(device, here=hardware is None)
+    return Request(
+        budget_bytes(budget_gb),
+        optimizer,
+        where,
+        hardware,
+        one_of("solver", solver, tuple(SOLVERS)),
+        _positive("time_limit", time_limit),
+        one_of("backend", backend, BACKENDS),
+        patterns(keep),
+        patterns(recompute),
+        dict(dynamic or {}),
+        _count("in_flight", in_flight),
+    )
+
+
+def one_of(argument: str, value: str, allowed: tuple[str, ...]) -> str:
+    """The value, if it is allowed."""
+    if value not in allowed:
+        raise PlannerError(f"{argument}={value!r} is not one of {', '.join(map(repr, allowed))}")
+    return value
+
+
+def patterns(given: str | Sequence[str]) -> tuple[str, ...]:
+    """One pattern or several."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _positive(argument: str, value: float) -> float:
+    if not value > 0:
+        raise PlannerError(f"{argument}={value!r} must be a positive number of seconds")
+    return float(value)
+
+
+def _count(argument: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise PlannerError(f"{argument}={value!r} must be a whole number of at least 1")
+    return value
 
 
 def budget_bytes(budget_gb: float | str) -> int | None:
@@ -155,14 +219,16 @@ def device_of(model: torch.nn.Module) -> torch.device:
     return next((t.device for t in model.parameters()), torch.device("cpu"))
 
 
-def check_device(device: str | torch.device | None) -> torch.device | None:
-    """A device that is on this machine."""
+def check_device(device: str | torch.device | None, *, here: bool = True) -> torch.device | None:
+    """A device; `here` says that it must be on this machine."""
     if device is None:
         return None
     try:
         found = torch.device(device)
     except RuntimeError as error:
         raise UnknownHardware(f"device={device!r} is not a device: {error}") from error
+    if not here:
+        return found
     if found.type == "cuda" and not torch.cuda.is_available():
         raise UnknownHardware(
             f'device={device!r} was asked for, but torch sees no CUDA device here; pass hardware="'
@@ -192,21 +258,32 @@ def reserved_total(memory_bytes: int) -> int:
     return int(memory_bytes * (1 - _RESERVE))
 
 
-def matching_values(
-    graph: ComputationGraph, patterns: Sequence[str], argument: str
-) -> frozenset[int]:
-    """Forward values made in modules whose path matches one of the patterns.
+def problems_of(
+    graphs: Sequence[ComputationGraph],
+    budget: int,
+    keep: Sequence[str] = (),
+    recompute: Sequence[str] = (),
+) -> list[Problem]:
+    """What a solver is asked about each of the graphs of a step, with what people pinned.
 
     A pattern is a module path ("encoder.layer.0" stands for everything below it, too) or a shell
     pattern ("encoder.layer.*.attention").
+
+    Raises:
+        PlannerError: a pattern matches in none of the graphs.
     """
-    return pinned([graph], patterns, argument)[0]
+    kept = _matching(graphs, keep, "keep")
+    dropped = _matching(graphs, recompute, "recompute")
+    return [
+        Problem(graph, budget, one, _removable(graph, other))
+        for graph, one, other in zip(graphs, kept, dropped, strict=True)
+    ]
 
 
-def pinned(
+def _matching(
     graphs: Sequence[ComputationGraph], patterns: Sequence[str], argument: str
 ) -> list[frozenset[int]]:
-    """The same for each of several graphs; a pattern must match in at least one."""
+    """Forward values made in modules whose path matches a pattern, for each graph."""
     found: list[set[int]] = [set() for _ in graphs]
     for pattern in patterns:
         values = [_made_in(graph, pattern) for graph in graphs]
@@ -235,7 +312,7 @@ def _no_match(graphs: Sequence[ComputationGraph], pattern: str, argument: str) -
     )
 
 
-def removable(graph: ComputationGraph, values: frozenset[int]) -> frozenset[int]:
+def _removable(graph: ComputationGraph, values: frozenset[int]) -> frozenset[int]:
     """Those that can be absent at the boundary: made again by an operation that may run twice."""
     result = set()
     for v in values & frozenset(graph.candidates):

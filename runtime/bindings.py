@@ -1,8 +1,7 @@
 """Faster ways to call the same operators.
 
-A call through `torch.ops.aten.mm.default` boxes its arguments and costs about twice the time of
-`torch.mm`, which reaches the same kernel through the same dispatcher. In a step of small kernels
-that is what shows.
+A call through `torch.ops.aten.mm.default` boxes its arguments and costs more time than `torch.mm`,
+which reaches the same kernel through the same dispatcher. In a step of small kernels that shows.
 """
 
 from __future__ import annotations

@@ -55,7 +55,6 @@ def test_derived_graphs_are_those_of_a_trace(model: nn.Module) -> None:
     assert family.at(4000).traced  # too far away to be derived
 
 
-@pytest.mark.xfail(strict=True, reason="workspace of attention is no polynomial of the length")
 def test_sequences_are_quadratic() -> None:
     with torch.device("meta"):
         layer = Layer(64)
@@ -64,9 +63,9 @@ def test_sequences_are_quadratic() -> None:
         return torch.empty(1, length, 64, device="meta")
 
     family = Family(lambda size: graph_of(layer, sequence(size)))
-    for length in (64, 192, 512):
+    for length in (128, 256, 512):  # whole tiles: the attention kernel pads its workspace to 128
         family.exactly(length)
-    close(family.at(320).graph, graph_of(layer, sequence(320)))
+    close(family.at(384).graph, graph_of(layer, sequence(384)))
 
 
 def test_one_more_does_not_fit(model: nn.Module) -> None:

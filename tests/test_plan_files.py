@@ -65,7 +65,7 @@ def test_files_follow_the_published_schema(made: Plan) -> None:
 
 
 def test_a_file_from_another_machine() -> None:
-    """Written once, long ago, by another process on another machine; stays readable."""
+    """Written once by another process, its source paths made relative; stays readable."""
     path = Path(__file__).parent / "data" / "plan-1.json"
     loaded = Plan.load(path)
     assert loaded.check() == []

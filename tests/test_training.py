@@ -121,6 +121,17 @@ def test_dropout_replays_the_same_mask(make: Any) -> None:
         assert same(gradient, grads_b[name]), name
 
 
+def test_replayed_random_numbers_count() -> None:
+    """A random operation that runs again holds the generator's state that it will put back."""
+    torch.manual_seed(0)
+    model, x = Perceptron(32, 8, dropout=0.1), torch.randn(512, 32)
+    made = tight(model, x, 0.0)
+    assert any("dropout" in r.op or "bernoulli" in r.op for r in made.recomputed)
+    check = made.verify(x)
+    assert check.bitwise and check.within_budget, check
+    assert made.budget_bytes == made.minimum_peak_bytes
+
+
 def test_dropout_gradient_is_the_derivative() -> None:
     """Finite differences in float64: the mask of the recomputation is that of the loss."""
     torch.manual_seed(0)

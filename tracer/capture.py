@@ -38,7 +38,6 @@ from tracer.torch_private import (
     meta_as_cpu,
     no_fake_mode,
     recompile_limit_hit,
-    traced_step_by_step,
     unmark_varying,
 )
 
@@ -221,7 +220,7 @@ class CompiledForward:
                 with suppress(TorchDynamoException), self._where():  # a new graph: see below
                     return self._compiled(*args, **kwargs)
             self._on_meta = _on_meta(self._model)
-            with dynamo_settings(recurrent=_recurrent_only(self._model)), self._where():
+            with dynamo_settings(recurrent=_is_recurrent(self._model)), self._where():
                 self._captured_once = True
                 return self._compiled(*args, **kwargs)
         except TorchDynamoException as error:
@@ -279,18 +278,8 @@ def _on_meta(model: torch.nn.Module) -> bool:
     return any(t.is_meta for t in tensors)
 
 
-_CONVOLUTIONS = (
-    *(torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d),
-    *(torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d),
-)
-
-
-def _recurrent_only(model: torch.nn.Module) -> bool:
-    """Whether the model has recurrent layers and no convolutions."""
-    modules = list(model.modules())
-    if any(isinstance(m, _CONVOLUTIONS) for m in modules):
-        return False
-    return any(isinstance(m, torch.nn.RNNBase) for m in modules)
+def _is_recurrent(model: torch.nn.Module) -> bool:
+    return any(isinstance(m, torch.nn.RNNBase) for m in model.modules())
 
 
 def _own_code(model: torch.nn.Module) -> Callable[..., Any]:
@@ -312,20 +301,6 @@ def _own_code(model: torch.nn.Module) -> Callable[..., Any]:
     )
 
 
-def _refuse_convolutions_traced_otherwise(joint: fx.GraphModule) -> None:
-    """Convolutions without a module, beside recurrent layers.
-
-    Raises:
-        UntraceableModel: there are some, and they were traced with other layouts than they have.
-    """
-    found = joint.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
-    if found and traced_step_by_step():
-        raise UntraceableModel(
-            "the model has recurrent layers and calls a convolution that is no module; use "
-            "torch.nn.Conv1d, Conv2d or Conv3d for it"
-        )
-
-
 def _compile_graph(
     module: fx.GraphModule, inputs: Sequence[Any], make_executor: ExecutorFactory
 ) -> Callable[..., Any]:
@@ -336,7 +311,6 @@ def _compile_graph(
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         arguments = [n for n in module.graph.nodes if n.op == "placeholder"]
         _tag_backward(joint)
-        _refuse_convolutions_traced_otherwise(joint)
         # What Dynamo traced with: `inputs` are the real tensors, whose sizes are numbers.
         fakes = tuple(n.meta.get("example_value") for n in arguments)
         graph = JointGraph(joint, num_fwd_outputs, True, Symbols.of(fakes), fakes)

@@ -215,9 +215,10 @@ class _Builder:
             self.value_of[node] = outputs[0]
         # A protective copy made later would copy what forward has put in the input's place.
         recomputable = forward and is_recomputable(node) and not node.meta.get("protective")
-        state = None
+        state, replay = None, 0
         if recomputable and is_random(node):
-            state = self._value(None, node.name + ".state", _state_bytes(node), Kind.STATE, index)
+            replay = _state_bytes(node)  # a second run holds the state that it will put back
+            state = self._value(None, node.name + ".state", replay, Kind.STATE, index)
         module, source = self._where(node)
         self.operations.append(
             Operation(
@@ -228,7 +229,7 @@ class _Builder:
                 tuple(dict.fromkeys(self._inputs(node))),
                 tuple(outputs),
                 0 if silent else cost.time_ns,
-                0 if silent else cost.workspace,
+                0 if silent else cost.workspace + replay,
                 recomputable,
                 state,
                 module,

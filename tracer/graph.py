@@ -137,6 +137,10 @@ class ComputationGraph:
                 readers[v].append(op.index)
         return tuple(map(tuple, readers))
 
+    def bytes_of(self, kind: Kind) -> int:
+        """Bytes of all values of one kind."""
+        return sum(v.nbytes for v in self.values if v.kind is kind)
+
     @cached_property
     def time_ns(self) -> int:
         """Time of the step that recomputes nothing."""

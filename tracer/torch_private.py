@@ -44,7 +44,6 @@ __all__ = [
     "recompile_limit_hit",
     "storage_key",
     "tensor_over",
-    "traced_step_by_step",
     "tree_leaves",
     "tree_map",
     "unmark_varying",
@@ -88,9 +87,7 @@ def dynamo_settings(*, recurrent: bool = False) -> Iterator[None]:
 
     With `recurrent`, recurrent layers are traced step by step, which Dynamo refuses by default
     because the graphs are long. oneDNN is off meanwhile (`torch._C._set_mkldnn_enabled`):
-    AOTAutograd records its kernel for a whole layer without what the backward of it reads. Models
-    with convolutions are left out for caution: the layout that a trace gives their results may
-    depend on oneDNN.
+    AOTAutograd records its kernel for a whole layer without what the backward of it reads.
     """
     config = torch._dynamo.config
     ignored = "ignore_logging_functions"  # called ignore_logger_methods before torch 2.12
@@ -111,11 +108,6 @@ def dynamo_settings(*, recurrent: bool = False) -> Iterator[None]:
             yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
-
-
-def traced_step_by_step() -> bool:
-    """Whether this trace runs under `dynamo_settings(recurrent=True)`, without oneDNN."""
-    return bool(torch._dynamo.config.allow_rnn)
 
 
 def forward_failed(error: Exception) -> bool:
