@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from planner.parts import parts
+from runtime.schedule import Schedule, ScheduleError
+from runtime.simulator import simulate
 from tracer.errors import StalePlan
-from tracer.extract import likely_absent
+from tracer.graph import ComputationGraph
 
 if TYPE_CHECKING:
     from planner.plan import Plan
@@ -69,14 +71,32 @@ def _of_part(part: Plan) -> list[str]:
     return wrong
 
 
+def matched(plan: Plan, graph: ComputationGraph) -> Schedule:
+    """The plan's schedule on the graph of a model at hand.
+
+    Raises:
+        StalePlan: the plan is for another graph.
+    """
+    found = graph.fingerprint(costs=False)
+    if found != plan.fingerprint:
+        raise StalePlan(
+            f"the plan was made for another graph (fingerprint {plan.fingerprint}, this model and "
+            f"batch have {found}; made with torch {plan.torch_version}, this is "
+            f"{torch.__version__}): other model, shapes, dtypes or torch. Make a new plan with "
+            "planner.plan(...)"
+        )
+    try:
+        return Schedule.from_order(graph, plan.order)
+    except (ScheduleError, IndexError) as error:
+        raise StalePlan(f"the plan's schedule does not run this graph: {error}") from error
+
+
 def against(
     plan: Plan, model: torch.nn.Module, example_inputs: Any, hardware: str | None, optimizer: Any
 ) -> dict[str, Any]:
     """See `Plan.check_against`."""
     from planner.engine import Engine
     from planner.request import Request, check_inputs, check_model, inputs_of
-    from runtime.schedule import Schedule, ScheduleError
-    from runtime.simulator import simulate
     from tracer.errors import PlannerError
 
     if plan.pieces:
@@ -88,18 +108,8 @@ def against(
     check_inputs(model, inputs)
     engine = Engine(model, Request(plan.budget_bytes, optimizer, hardware=hardware))
     traced = engine.trace(inputs)
-    graph = engine.extract(traced, inputs, likely_absent(traced.joint)).graph
-    found = graph.fingerprint(costs=False)
-    if found != plan.fingerprint:
-        raise StalePlan(
-            f"the plan was made for another graph (fingerprint {plan.fingerprint}, this model and "
-            f"batch have {found}; made with torch {plan.torch_version}, this is "
-            f"{torch.__version__}): other model, shapes, dtypes or torch. Make a new plan"
-        )
-    try:
-        price = simulate(graph, Schedule.from_order(graph, plan.order))
-    except ScheduleError as error:
-        raise StalePlan(f"the plan's schedule does not run this graph: {error}") from error
+    graph = engine.extract(traced, inputs).graph
+    price = simulate(graph, matched(plan, graph))
     peak = max(price.peak_bytes, plan.optimizer_peak_bytes)
     if peak > plan.budget_bytes:
         raise StalePlan(

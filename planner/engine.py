@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from planner.checks import matched
 from planner.data_parallel import Surroundings, unwrap
 from planner.distributed import in_flight_bytes, shared_plan
 from planner.parts import parts
@@ -37,9 +38,8 @@ from runtime.module import (
     uninstall,
     without_backward_hooks,
 )
-from runtime.schedule import Schedule, ScheduleError
 from tracer.capture import CompiledForward, GraphBreak, JointGraph, sizes_may_vary
-from tracer.errors import PlannerError, StalePlan
+from tracer.errors import PlannerError
 from tracer.extract import StepGraph, extract, likely_absent
 from tracer.graph import ComputationGraph
 
@@ -132,7 +132,7 @@ class Engine:
     def make_plan(self, traced: Traced, inputs: Inputs | None = None) -> Plan:
         """Prices and solves a captured step."""
         held = traced.held if traced.sizes or inputs is None else inputs
-        step = self.extract(traced, held, likely_absent(traced.joint))
+        step = self.extract(traced, held)
         graph = step.graph
         budget, request = self.budget_for(graph.fixed), self.request
         (problem,) = problems_of([graph], budget, request.keep, request.recompute)
@@ -190,9 +190,15 @@ class Engine:
         return dataclasses.replace(plan, baseline_peak_bytes=stage.baseline_bytes)
 
     def extract(
-        self, traced: Traced, inputs: Inputs | tuple[Any, ...], absent: frozenset[int]
+        self,
+        traced: Traced,
+        inputs: Inputs | tuple[Any, ...],
+        absent: frozenset[int] | None = None,
     ) -> StepGraph:
-        """The computation graph of a captured graph; `inputs` of the whole step are held."""
+        """The computation graph of a captured graph; `inputs` of the whole step are held.
+
+        `absent` are the tangents assumed not to arrive, by default the likely ones.
+        """
         others = (
             ("gradient buckets", self._surroundings.unseen_bytes()),
             ("collectives in flight", in_flight_bytes(traced.joint)),
@@ -202,7 +208,7 @@ class Engine:
         return extract(
             traced.joint,
             pricing.costs,
-            absent=absent,
+            absent=likely_absent(traced.joint) if absent is None else absent,
             fixed_bytes=(
                 *resident(pricing, self.model, inputs, self.request.optimizer),
                 *(pair for pair in others if pair[1]),
@@ -403,18 +409,6 @@ class Engine:
 
     def _from_file(self, plan: Plan, traced: Traced, *, last: bool) -> StepProgram:
         """The program of a plan that was read, for the graph that the first batch gave."""
-        absent = likely_absent(traced.joint) if last else frozenset[int]()
-        step = self.extract(traced, traced.arguments, absent)
-        fingerprint = step.graph.fingerprint(costs=False)
-        if fingerprint != plan.fingerprint:
-            raise StalePlan(
-                f"the plan was made for another graph (fingerprint {plan.fingerprint}, this model "
-                f"and batch have {fingerprint}; made with torch {plan.torch_version}, this is "
-                f"{torch.__version__}): other model, shapes, dtypes or torch. Make a new plan with "
-                "planner.plan(...)"
-            )
-        try:
-            Schedule.from_order(step.graph, plan.order)
-        except (ScheduleError, IndexError) as error:
-            raise StalePlan(f"the plan's schedule does not run this graph: {error}") from error
+        step = self.extract(traced, traced.arguments, None if last else frozenset())
+        matched(plan, step.graph)
         return self.program_of(step, plan.order, plan.budget_bytes)

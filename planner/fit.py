@@ -33,7 +33,6 @@ from planner.traced import Traced
 from runtime.schedule import Schedule, save_all_order
 from runtime.simulator import simulate
 from tracer.errors import InfeasibleBudget, PlannerError
-from tracer.extract import likely_absent
 from tracer.graph import ComputationGraph
 
 OVER = ("batch", "sequence", "layers")
@@ -340,7 +339,7 @@ class _Search:
             self._engine = Engine(model, self.request)  # kept: captures serve several sizes
         engine = self._engine
         traced = engine.trace(inputs)
-        graph = engine.extract(traced, inputs, likely_absent(traced.joint)).graph
+        graph = engine.extract(traced, inputs).graph
         if self.request.optimizer is not None:
             peak = engine.optimizer_floor(graph)
             self._temporaries[size] = peak - after_backward(graph)

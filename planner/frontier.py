@@ -29,7 +29,7 @@ from runtime.schedule import Schedule, save_all_order
 from runtime.simulator import simulate
 from tracer.capture import GraphBreak
 from tracer.errors import InfeasibleBudget, InvalidBudget, PlannerError, UntraceableModel
-from tracer.extract import StepGraph, likely_absent
+from tracer.extract import StepGraph
 
 if TYPE_CHECKING:
     from tracer.graph import ComputationGraph
@@ -233,7 +233,7 @@ def prepare(engine: Engine, inputs: Inputs) -> _Made:
             f"a frontier needs a forward that is one graph; it is left at {broken}. Make single "
             "plans with planner.plan(...)"
         ) from broken
-    step = engine.extract(traced, inputs, likely_absent(traced.joint))
+    step = engine.extract(traced, inputs)
     graph, request = step.graph, engine.request
     (problem,) = problems_of([graph], 0, request.keep, request.recompute)
     floor = engine.optimizer_floor(graph)

@@ -28,7 +28,7 @@ from planner.state import ModelState
 from planner.summary import summarise
 from runtime.recording import Recording
 from tracer.errors import PlannerError, UntraceableModel
-from tracer.extract import StepGraph, likely_absent
+from tracer.extract import StepGraph
 
 if TYPE_CHECKING:
     from planner.engine import Engine
@@ -110,11 +110,10 @@ class PiecewisePlanner:
 
     def _step(self, traced: Traced, inputs: Inputs, *, last: bool = False) -> StepGraph:
         """The graph of a piece. Only of the last one may outputs be assumed unused."""
-        absent = likely_absent(traced.joint) if last else frozenset[int]()
-        key = traced.key(), absent
+        key = traced.key(), last
         step = self._steps.get(key)
         if step is None:
-            step = self._engine.extract(traced, inputs, absent)
+            step = self._engine.extract(traced, inputs, None if last else frozenset())
             self._steps.put(key, step)
         return step
 
