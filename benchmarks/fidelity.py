@@ -15,16 +15,16 @@ import argparse
 import contextlib
 import json
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.fidelity_table import document
+from benchmarks.process import run
 from benchmarks.zoo import ZOO, Entry
 from planner import Plan, plan
 from runtime.measure import measure, median_seconds
@@ -78,11 +78,11 @@ def missing(rows: list[Row]) -> list[Row]:
 
 def in_own_process(name: str, gradients: str, args: argparse.Namespace) -> list[Row]:
     """The rows of a model, measured in a fresh process; one that says why, if it fails."""
-    command = [sys.executable, "-m", "benchmarks.fidelity", name, "--row", "--device", args.device]
+    command = [name, "--row", "--device", args.device]
     command += ["--gradients", gradients, "--rounds", str(args.rounds)]
     command += ["--time-limit", str(args.time_limit), "--copies", str(args.copies)]
     print(f"{name}, gradients {gradients} ...", file=sys.stderr, flush=True)
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run("benchmarks.fidelity", command)
     if done.returncode:
         reason = done.stderr.strip().splitlines()[-1:] or ["no word"]
         print(done.stderr, file=sys.stderr)
@@ -208,13 +208,8 @@ class Step:
                 time_limit=time_limit,
             )
 
-    @contextlib.contextmanager
-    def autocast(self) -> Iterator[None]:
-        if self.entry.autocast is None:
-            yield
-        else:
-            with torch.autocast(self.device.type, self.entry.autocast):
-                yield
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        return self.entry.autocast_on(self.device.type)
 
     def backward(self) -> None:
         with self.autocast():

@@ -6,6 +6,7 @@ fill the memory. `Entry.make()` gives the module in training mode and a batch wi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +26,19 @@ class Entry:
         title: for the table.
         build: makes module and batch.
         autocast: dtype of the autocast region around the step's forward, if any.
+        blocks: classes of the repeated parts, around which people put checkpoints.
     """
 
     title: str
     build: Callable[[], Made]
     autocast: torch.dtype | None = None
+    blocks: tuple[str, ...] = ()
+
+    def autocast_on(self, device: str) -> contextlib.AbstractContextManager[object]:
+        """The autocast region of the step's forward."""
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(device, self.autocast)
 
     def make(self, device: str, copies: int = 1) -> Made:
         """Module in training mode and batch, on a device; `copies` makes the batch larger."""
@@ -238,22 +247,49 @@ def lstm() -> Made:
 
 
 ZOO: dict[str, Entry] = {
-    "bert-large": Entry("BERT-Large, 24 layers", bert(24, 1024, 1, 512, 30522)),
-    "bert-small": Entry("BERT, 4 layers, hidden 512", bert(4, 512, 2, 256, 8000)),
-    "gpt2": Entry("GPT-2, 6 layers", gpt2),
-    "llama": Entry("Llama, grouped queries", llama(tied=False)),
-    "llama-tied": Entry("Llama, grouped queries, tied", llama(tied=True)),
-    "t5": Entry("T5, 4 + 4 layers", t5),
-    "vit": Entry("ViT, 6 layers", vit),
-    "swin": Entry("Swin", swin),
-    "resnet50": Entry("ResNet-50", resnet50),
-    "convnext": Entry("ConvNeXt", convnext),
-    "unet": Entry("U-Net (diffusers)", unet),
-    "mixtral": Entry("Mixtral, 4 experts", mixtral),
-    "mamba": Entry("Mamba, 2 layers", mamba),
-    "whisper": Entry("Whisper, 4 + 4 layers", whisper),
+    "bert-large": Entry(
+        "BERT-Large, 24 layers", bert(24, 1024, 1, 512, 30522), blocks=("BertLayer",)
+    ),
+    "bert-small": Entry(
+        "BERT, 4 layers, hidden 512", bert(4, 512, 2, 256, 8000), blocks=("BertLayer",)
+    ),
+    "gpt2": Entry("GPT-2, 6 layers", gpt2, blocks=("GPT2Block",)),
+    "llama": Entry("Llama, grouped queries", llama(tied=False), blocks=("LlamaDecoderLayer",)),
+    "llama-tied": Entry(
+        "Llama, grouped queries, tied", llama(tied=True), blocks=("LlamaDecoderLayer",)
+    ),
+    "t5": Entry("T5, 4 + 4 layers", t5, blocks=("T5Block",)),
+    "vit": Entry("ViT, 6 layers", vit, blocks=("ViTLayer",)),
+    "swin": Entry("Swin", swin, blocks=("SwinLayer",)),
+    "resnet50": Entry("ResNet-50", resnet50, blocks=("ResNetBottleNeckLayer",)),
+    "convnext": Entry("ConvNeXt", convnext, blocks=("ConvNextLayer",)),
+    "unet": Entry("U-Net (diffusers)", unet, blocks=("ResnetBlock2D", "Attention")),
+    "mixtral": Entry("Mixtral, 4 experts", mixtral, blocks=("MixtralDecoderLayer",)),
+    "mamba": Entry("Mamba, 2 layers", mamba, blocks=("MambaBlock",)),
+    "whisper": Entry(
+        "Whisper, 4 + 4 layers", whisper, blocks=("WhisperEncoderLayer", "WhisperDecoderLayer")
+    ),
     "lstm": Entry("LSTM, 2 layers", lstm),
     "bert-bf16": Entry(
-        "BERT, bfloat16 autocast", bert(4, 512, 2, 256, 8000), autocast=torch.bfloat16
+        "BERT, bfloat16 autocast",
+        bert(4, 512, 2, 256, 8000),
+        autocast=torch.bfloat16,
+        blocks=("BertLayer",),
     ),
 }
+"""The models of the table of predicted against measured figures."""
+
+LARGER: dict[str, Entry] = {
+    "bert-large-6": Entry(
+        "BERT-Large, 6 layers", bert(6, 1024, 2, 512, 30522), blocks=("BertLayer",)
+    ),
+    "bert-12": Entry(
+        "BERT, 12 layers, hidden 512", bert(12, 512, 2, 512, 30522), blocks=("BertLayer",)
+    ),
+}
+"""Models that are compared with other tools beside those of the zoo."""
+
+
+def entry_of(name: str) -> Entry:
+    """The entry of that name, from `ZOO` or `LARGER`."""
+    return (ZOO | LARGER)[name]

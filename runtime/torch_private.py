@@ -232,3 +232,20 @@ def _unit(state: Any, group: Any, is_root: bool) -> Unit:
 
 def _bytes_of(sizes: list[tuple[int, torch.dtype]]) -> int:
     return sum(numel * dtype.itemsize for numel, dtype in sizes)
+
+
+def set_activation_memory_budget(fraction: float) -> None:
+    """For torch's own partitioner, to which plans are compared; for the rest of the process.
+
+    Relies on the name of a setting of functorch, which torch's blog and forums tell people to use.
+    """
+    from torch._functorch import config
+
+    config.activation_memory_budget = fraction
+
+
+def set_fallback_random() -> None:
+    """Makes Inductor draw the random numbers that eager draws; for the rest of the process."""
+    from torch._inductor import config
+
+    config.fallback_random = True

@@ -26,8 +26,13 @@ import torch
 from tracer.costs import OperationCost
 
 FOLDER_VARIABLE = "CHECKPOINT_PLANNER_CACHE"
-_FORMAT = 1  # raise when the meaning of a cost changes: older files are then left alone
-_ALLOCATOR_VARIABLES = ("LD_PRELOAD", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+_FORMAT = 2  # raise when the meaning of a cost changes: older files are then left alone
+_ALLOCATOR_VARIABLES = (
+    "LD_PRELOAD",
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_",
+)
 
 Costs = Mapping[str, OperationCost]
 Environment = Mapping[str, str]

@@ -154,9 +154,12 @@ class MeasuredCosts:
 
         call()  # loads code, fills caches of kernels and libraries
         workspace, outputs = self._bytes(call, node, (args, kwargs))
+        made = [storage_bytes(t) for t in output_tensors(node)]
+        room = self._probe.room(workspace + sum(made), max([workspace, *made]))
         time_ns = settled_time_ns(
             self._probe, call, seconds=self._seconds, relative_error=self._relative_error
         )
+        del room
         return OperationCost(time_ns, workspace, outputs)
 
     def _bytes(

@@ -1,9 +1,10 @@
 """Runs one call for real and measures it: how long, and how many bytes it allocates.
 
 What a call takes inside a step differs from what a tight loop shows: in the loop its inputs lie in
-the cache. Before each timed call the cache is therefore swept. The results are freed inside the
-timed span, since giving memory back costs time too (and with `malloc` decides whether the next
-result meets fresh pages, which must be faulted in).
+the cache, and `malloc` may give the pages of its results back to the system each time, so that they
+must be faulted in again, which takes longer than many a kernel. Before each timed call the cache is
+therefore swept, and `Probe.room` makes the room in which a step finds its results. They are freed
+inside the timed span, since giving memory back costs time too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from tracer.clock import undisturbed_ns
 Call = Callable[[], Any]
 
 _SWEEP = {"cpu": 64 << 20, "cuda": 256 << 20}  # bytes; above the last-level caches of today
+_HEAP_BLOCK = (32 << 20) - (1 << 16)  # bytes; at most this much glibc's malloc takes from the heap
+_FROM_SYSTEM = 64 << 20  # bytes; a step rarely has a hole for more, so malloc asks the system
 _LEAST, _MOST = 5, 50  # samples
 
 
@@ -37,6 +40,15 @@ class Probe(Protocol):
         """What the call returns, and the most bytes that it held over what was held before."""
         ...
 
+    def room(self, nbytes: int, largest: int) -> object:
+        """Free memory as a step finds it, while the result is held.
+
+        Args:
+            nbytes: what a call allocates in all.
+            largest: the largest part of it that is allocated at once.
+        """
+        ...
+
 
 class CpuProbe:
     """Measures on the CPU, bytes by the allocator's events."""
@@ -47,6 +59,18 @@ class CpuProbe:
     def time_ns(self, call: Call) -> int:
         self._sweep.add_(1)
         return undisturbed_ns(call)
+
+    def room(self, nbytes: int, largest: int) -> object:
+        """A hole in the heap; nothing for a call with a block that comes from the system anyway.
+
+        Neighbouring blocks become one hole when they are freed; the last of them stays and keeps
+        `malloc` from giving the hole back.
+        """
+        if largest > _FROM_SYSTEM:
+            return None
+        # Freeing a block that came from the system makes malloc take smaller ones from the heap.
+        torch.empty(_HEAP_BLOCK, dtype=torch.uint8, device="cpu")
+        return _hole(4 * nbytes)
 
     def peak_bytes(self, call: Call) -> tuple[Any, int]:
         # Kineto reads this at its first use; without it each start and stop prints a line.
@@ -87,6 +111,9 @@ class CudaProbe:
         milliseconds: float = start.elapsed_time(end)
         return round(milliseconds * 1e6)
 
+    def room(self, nbytes: int, largest: int) -> object:
+        """Nothing to do: the caching allocator keeps what was freed."""
+
     def peak_bytes(self, call: Call) -> tuple[Any, int]:
         torch.cuda.synchronize(self._device)
         before = torch.cuda.memory_allocated(self._device)
@@ -94,6 +121,18 @@ class CudaProbe:
         result = call()
         torch.cuda.synchronize(self._device)
         return result, torch.cuda.max_memory_allocated(self._device) - before
+
+
+def _hole(nbytes: int) -> torch.Tensor:
+    """Frees neighbouring blocks of so many bytes; the hole stays while the result is held."""
+    blocks: list[torch.Tensor] = []
+    run, most = 0, 4 * nbytes // _HEAP_BLOCK + 8  # where the heap is in pieces, a run may not come
+    while run < nbytes + _HEAP_BLOCK and len(blocks) < most:
+        block = torch.zeros(_HEAP_BLOCK, dtype=torch.uint8, device="cpu")
+        gap = block.data_ptr() - blocks[-1].data_ptr() - _HEAP_BLOCK if blocks else -1
+        run = run + _HEAP_BLOCK if 0 <= gap < 4096 else _HEAP_BLOCK
+        blocks.append(block)
+    return blocks[-1]
 
 
 def probe_for(device: torch.device) -> Probe:

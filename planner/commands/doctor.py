@@ -76,12 +76,22 @@ def _device() -> Iterator[Finding]:
 def _memory_settings() -> Iterator[Finding]:
     settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
     if not torch.cuda.is_available():
-        yield Finding("allocator", OK, "no CUDA allocator to set up")
+        yield Finding("allocator", OK, _malloc())
     elif "expandable_segments:True" in (settings or ""):
         yield Finding("allocator", OK, settings or "")
     else:
         text = "set PYTORCH_ALLOC_CONF=expandable_segments:True against fragmentation"
         yield Finding("allocator", WARNING, text)
+
+
+def _malloc() -> str:
+    """What to know of the CPU's allocator; see docs/costs.md."""
+    if os.environ.get("MALLOC_MMAP_MAX_") == "0":
+        return "malloc keeps its pages"
+    return (
+        "CPU steps are some percent faster, and predicted better, with MALLOC_MMAP_MAX_=0 "
+        "MALLOC_TRIM_THRESHOLD_=1099511627776 in the environment (glibc)"
+    )
 
 
 def _solver() -> Iterator[Finding]:
