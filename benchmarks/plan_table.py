@@ -67,17 +67,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     parser.add_argument("--time-limit", type=float, default=30.0)
     parser.add_argument("--no-peers", action="store_true")
-    parser.add_argument("--markdown", action="store_true", help="the rows of --json, not solved")
     parser.add_argument(
         "--growth", nargs="*", type=int, metavar="LAYERS", help="time against depth instead"
     )
     args = parser.parse_args(arguments)
     if args.growth is not None:
+        depths = []
         for layers in args.growth or GROWTH:
-            print(growth(layers), flush=True)
-        return
-    if args.markdown:
-        print(markdown(read(args.json)))
+            depths.append(growth(layers))
+            print(" ".join(f"{k} {v:g}" for k, v in depths[-1].items()), flush=True)
+            if args.json:
+                args.json.write_text(json.dumps(depths, indent=1))
         return
     rows = []
     for row in table(args):
@@ -208,28 +208,6 @@ def _cell(overhead: float | None) -> str:
     return f"{'-':>9}" if overhead is None else f"{overhead:9.2%}"
 
 
-def read(path: Path) -> list[Row]:
-    """Rows that `--json` wrote."""
-    return [Row(**row) for row in json.loads(path.read_text())]
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """The table as the documentation shows it: overheads and gaps in percent."""
-    names = ("model", "budget", "GB", "ours", "bound", "gap", "s", *COLUMNS)
-    lines = [f"| {' | '.join(names)} |", f"| {' | '.join('---' for _ in names)} |"]
-    for row in rows:
-        cells = [row.model, f"{row.share:.0%}", f"{row.budget_bytes / 1e9:.2f}"]
-        if row.overhead is None or row.gap is None:
-            cells += ["below the minimum", *[""] * (len(names) - 4)]
-        else:
-            cells += [f"{100 * x:.2f}" for x in (row.overhead, row.bound, row.gap)]
-            cells.append(f"{row.seconds:.0f}")
-            found = (row.others.get(name) for name in COLUMNS)
-            cells += ["-" if x is None else f"{100 * x:.1f}" for x in found]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", summary(rows)])
-
-
 def summary(rows: Sequence[Row]) -> str:
     """Median and worst gap, in percent of the plain step, and the longest time."""
     gaps = sorted(row.gap for row in rows if row.gap is not None)
@@ -242,8 +220,8 @@ def summary(rows: Sequence[Row]) -> str:
     )
 
 
-def growth(layers: int) -> str:
-    """Time, gap and process peak for a BERT-like model of that many equal layers."""
+def growth(layers: int) -> dict[str, float]:
+    """Time, overhead and process peak for a BERT-like model of that many equal layers."""
     graph = transformer_graph(layers)
     problem = Problem(graph, budget_of(graph, GROWTH_SHARE))
     start = time.perf_counter()
@@ -251,13 +229,14 @@ def growth(layers: int) -> str:
     seconds = time.perf_counter() - start
     price = simulate(graph, Schedule.from_order(graph, found.order))
     assert price.peak_bytes <= problem.budget_bytes
-    base = graph.time_ns
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    return (
-        f"{layers:5} layers {len(graph.operations):6} operations {seconds:7.1f} s  overhead "
-        f"{price.time_ns / base - 1:.2%} bound {found.bound_ns / base - 1:.2%}  process peak "
-        f"{peak:.2f} GB"
-    )
+    return {
+        "layers": layers,
+        "operations": len(graph.operations),
+        "seconds": seconds,
+        "overhead": price.time_ns / graph.time_ns - 1,
+        "bound": found.bound_ns / graph.time_ns - 1,
+        "process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
 
 
 if __name__ == "__main__":

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +23,7 @@ from tracer.synthetic import make_arguments
 from tracer.torch_private import FakeTensorMode, tree_leaves, tree_map
 
 aten = torch.ops.aten
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -382,3 +388,34 @@ def test_attention_and_convolution_have_formulas():
     flops = [model.cost(n).time_ns - 100 for n in nodes]
     assert flops == [2 * 2 * 64 * 64 * 32 * 2, 2 * 8 * 8 * 4 * 3 * 9]
     assert model.unmeasured == {}
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the room is one in glibc's heap")
+def test_calls_are_timed_with_room_for_their_results() -> None:
+    code = """
+import resource, torch
+from tracer.probe import CpuProbe
+
+torch.set_num_threads(1)
+probe, x = CpuProbe(), torch.ones(8 << 20)
+
+def faults(calls=4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(calls):
+        probe.time_ns(lambda: x + x)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / calls
+
+x + x
+without = faults()
+room = probe.room(32 << 20, 32 << 20)
+faults(1)
+print(without, faults(), probe.room(1 << 30, 1 << 30))
+"""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    without, within, none = done.stdout.split()
+    assert float(without) > 8000  # 32 MiB in pages of 4 KiB
+    assert float(within) < 100
+    assert none == "None"

@@ -20,12 +20,14 @@ from torch.autograd.profiler import profile
 from torch.profiler import DeviceType
 
 from tracer.clock import undisturbed_ns
+from tracer.hardware import available_bytes
 
 Call = Callable[[], Any]
 
 _SWEEP = {"cpu": 64 << 20, "cuda": 256 << 20}  # bytes; above the last-level caches of today
 _HEAP_BLOCK = (32 << 20) - (1 << 16)  # bytes; at most this much glibc's malloc takes from the heap
 _FROM_SYSTEM = 64 << 20  # bytes; a step rarely has a hole for more, so malloc asks the system
+_SPARE = 256 << 20  # bytes of a hole beyond what a call needs, since calls leave crumbs in it
 _LEAST, _MOST = 5, 50  # samples
 
 
@@ -66,11 +68,12 @@ class CpuProbe:
         Neighbouring blocks become one hole when they are freed; the last of them stays and keeps
         `malloc` from giving the hole back.
         """
-        if largest > _FROM_SYSTEM:
+        wanted = min(4 * nbytes, nbytes + _SPARE)
+        if largest > _FROM_SYSTEM or 4 * wanted > available_bytes(torch.device("cpu")):
             return None
         # Freeing a block that came from the system makes malloc take smaller ones from the heap.
         torch.empty(_HEAP_BLOCK, dtype=torch.uint8, device="cpu")
-        return _hole(4 * nbytes)
+        return _hole(wanted)
 
     def peak_bytes(self, call: Call) -> tuple[Any, int]:
         # Kineto reads this at its first use; without it each start and stop prints a line.
@@ -126,7 +129,7 @@ class CudaProbe:
 def _hole(nbytes: int) -> torch.Tensor:
     """Frees neighbouring blocks of so many bytes; the hole stays while the result is held."""
     blocks: list[torch.Tensor] = []
-    run, most = 0, 4 * nbytes // _HEAP_BLOCK + 8  # where the heap is in pieces, a run may not come
+    run, most = 0, 2 * nbytes // _HEAP_BLOCK + 8  # where the heap is in pieces, a run may not come
     while run < nbytes + _HEAP_BLOCK and len(blocks) < most:
         block = torch.zeros(_HEAP_BLOCK, dtype=torch.uint8, device="cpu")
         gap = block.data_ptr() - blocks[-1].data_ptr() - _HEAP_BLOCK if blocks else -1
