@@ -290,6 +290,28 @@ LARGER: dict[str, Entry] = {
 """Models that are compared with other tools beside those of the zoo."""
 
 
+REAL = {
+    "bert-large": "BertLayer",
+    "gpt2-medium": "GPT2Block",
+    "llama-8": "LlamaDecoderLayer",
+    "t5-large": "T5Block",
+    "vit-large": "ViTLayer",
+    "swin": "SwinLayer",
+    "resnet-50": "ResNetBottleNeckLayer",
+    "mixtral-8": "MixtralDecoderLayer",
+}
+"""Models of `benchmarks.models` by name, with their blocks: `real-bert-large`, for a GPU."""
+
+
 def entry_of(name: str) -> Entry:
-    """The entry of that name, from `ZOO` or `LARGER`."""
+    """The entry of that name: of `ZOO`, of `LARGER`, or `real-` and a name of `REAL`.
+
+    Raises:
+        KeyError: there is none.
+    """
+    if name.startswith("real-"):
+        from benchmarks.models import MODELS
+
+        plain = name.removeprefix("real-")
+        return Entry(f"{plain}, real size", MODELS[plain], blocks=(REAL[plain],))
     return (ZOO | LARGER)[name]

@@ -316,8 +316,11 @@ class Engine:
         self._wrapper.__dict__.pop("plan", None)
         return self._wrapper
 
+    @torch.compiler.disable(  # type: ignore[untyped-decorator]
+        reason="a plan is applied to this module: compile what is around it, without fullgraph"
+    )
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's call while a plan is applied.
+        """The model's call while a plan is applied; a graph break for who compiles around it.
 
         What has no backward pass to plan for (evaluation, `no_grad`) runs as before.
         """

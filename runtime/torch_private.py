@@ -78,18 +78,27 @@ def graph_kept() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
+_NO_HOOK = -1
+
+
 def install_call(module: torch.nn.Module, call: Callable[..., Any]) -> None:
     """Makes `module(...)` run `call` instead.
 
     Relies on `nn.Module._compiled_call_impl`, which `nn.Module.compile` sets: it is left out when a
     module is pickled or deep-copied, and no key of `state_dict` changes.
+
+    A function that somebody compiles and that calls the module must not go past `call`: Dynamo
+    inlines `forward` for a module without hooks, and looks at `_compiled_call_impl` for others. An
+    entry that belongs to no hook is enough: `_forward_hooks_with_kwargs` is read by the hooks' ids.
     """
     module._compiled_call_impl = call
+    module._forward_hooks_with_kwargs[_NO_HOOK] = True
 
 
 def remove_call(module: torch.nn.Module) -> None:
     """Undoes `install_call`."""
     module._compiled_call_impl = None
+    module._forward_hooks_with_kwargs.pop(_NO_HOOK, None)
 
 
 def plain_call(module: torch.nn.Module) -> Callable[..., Any]:

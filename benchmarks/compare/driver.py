@@ -41,7 +41,7 @@ ROTOR_AT = ("checkpoint per block", "checkpoint in sqrt(n) segments")
 
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--model", nargs="+", required=True, help="of benchmarks.zoo")
+    parser.add_argument("--model", nargs="+", required=True, help="names of benchmarks.zoo")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--backends", nargs="*", default=list(BACKENDS), choices=list(BACKENDS))
     parser.add_argument("--fractions", nargs="*", type=float, default=[0.75, 0.5, 0.25, 0.0])
@@ -54,6 +54,8 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
 def main(given: Sequence[str] | None = None) -> None:
     args = arguments(given)
     args.folder.mkdir(parents=True, exist_ok=True)
+    for model in args.model:
+        entry_of(model)  # an unknown name is an error before anything runs
     for model in args.model:
         with tempfile.TemporaryDirectory() as folder:
             result = Comparison(model, folder, args).run()
