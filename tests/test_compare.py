@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import plan_page
 from benchmarks.compare import output
 from benchmarks.compare.child import Child, Failed
 from benchmarks.compare.driver import difference
@@ -107,3 +108,8 @@ def test_the_committed_pages_are_those_of_the_committed_results(file: Path) -> N
 
 def test_the_committed_index_is_that_of_the_committed_results() -> None:
     assert (RESULTS / "index.md").read_text() == output.index(RESULTS)
+
+
+def test_the_committed_solver_table_is_that_of_the_committed_results() -> None:
+    file = RESULTS.parent / "solvers" / "measured.json"
+    assert file.with_suffix(".md").read_text() == plan_page.page(json.loads(file.read_text()))
