@@ -41,6 +41,9 @@ class Worker:
         self.variant = Variant(**given["variant"])
         self.entry = entry_of(given["model"])
         self.model, self.batch = self.entry.make(self.device)
+        config: Any = getattr(self.model, "config", None)
+        if getattr(config, "use_cache", False):  # as transformers' trainer does for checkpoints
+            config.use_cache = False
         self.call: Callable[..., Any] = self.model
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
