@@ -10,6 +10,7 @@ COMMANDS = {
     "plan": "benchmarks.plan_table",
     "device": "benchmarks.on_device",
     "fidelity": "benchmarks.fidelity",
+    "monotone": "benchmarks.monotone",
     "step-time": "benchmarks.step_time",
 }
 

@@ -110,6 +110,11 @@ def test_the_committed_index_is_that_of_the_committed_results() -> None:
     assert (RESULTS / "index.md").read_text() == output.index(RESULTS)
 
 
+def test_the_readme_shows_the_committed_results() -> None:
+    text = (RESULTS.parent.parent / "README.md").read_text()
+    assert text == output.readme(RESULTS, text)
+
+
 def test_the_committed_solver_table_is_that_of_the_committed_results() -> None:
     file = RESULTS.parent / "solvers" / "measured.json"
     assert file.with_suffix(".md").read_text() == plan_page.page(json.loads(file.read_text()))

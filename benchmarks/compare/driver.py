@@ -30,7 +30,7 @@ from benchmarks.compare import output
 from benchmarks.compare.child import Child, Failed
 from benchmarks.compare.variants import BACKENDS, EAGER, Variant, alternatives
 from benchmarks.fidelity import environment
-from benchmarks.process import STEADY
+from benchmarks.process import ROOT, STEADY
 from benchmarks.zoo import entry_of
 from runtime.measure import MALLOC_ENV
 from tracer.hardware import available_bytes
@@ -63,6 +63,9 @@ def main(given: Sequence[str] | None = None) -> None:
         base.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
         output.write(base, result)
         (args.folder / "index.md").write_text(output.index(args.folder))
+        if args.folder.resolve() == ROOT / "docs/benchmarks":
+            page = ROOT / "README.md"
+            page.write_text(output.readme(args.folder, page.read_text()))
         print(base.with_suffix(".md").read_text())
 
 

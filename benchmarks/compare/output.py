@@ -162,10 +162,24 @@ def _claims(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def read(folder: Path) -> list[Row]:
+    """The results in a folder, by name."""
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("*-c*.json"))]
+
+
+def readme(folder: Path, text: str) -> str:
+    """The README with the table of results between its marks."""
+    start, end = "<!-- results of benchmarks compare -->\n", "<!-- end of results -->"
+    head, _, rest = text.partition(start)
+    _, _, tail = rest.partition(end)
+    rows = [_index_row(r, "docs/benchmarks/") for r in read(folder)]
+    return f"{head}{start}\n{table(_INDEX_HEADS, rows)}\n\n{end}{tail}"
+
+
 def index(folder: Path) -> str:
     """The page over all results in a folder."""
-    results = [json.loads(file.read_text()) for file in sorted(folder.glob("*-c*.json"))]
-    parts = [_INDEX, table(_INDEX_HEADS, [_index_row(r) for r in results])]
+    results = read(folder)
+    parts = [_INDEX, table(_INDEX_HEADS, [_index_row(r, "") for r in results])]
     missed = [
         f"- [{r['title']}]({_file(r)}), {a['name']}: {b.get('failed') or _ratio(a, b)}"
         for r in results
@@ -198,13 +212,13 @@ _INDEX_HEADS = [
 ]
 
 
-def _index_row(result: Row) -> list[str]:
+def _index_row(result: Row, path: str) -> list[str]:
     rows = result["variants"]
     found = pairs(rows)
     others = [r for r in rows if r["kind"] not in ("ours", "rotor", "eager") and "peak" in r]
     least = [r["peak"]["allocator"] for r in rows if r["kind"] == "ours" and "peak" in r]
     return [
-        f"[{result['title']}]({_file(result)})",
+        f"[{result['title']}]({path}{_file(result)})",
         f"{sum(beaten(a, b) for a, b in found)} of {len(found)}",
         _share(rows, "ours at the peak of checkpoint per block"),
         _share(rows, "ours at 1.25 times the peak of checkpoint per block"),
