@@ -1,6 +1,6 @@
 """Predicted against measured: peak, step time and overhead, for every model of the zoo.
 
-    python -m benchmarks.fidelity --results fidelity.json --table docs/fidelity.md
+    python -m benchmarks.fidelity --results docs/fidelity.json --table docs/fidelity.md
 
 Each model is planned without recomputation and at two tighter budgets, with gradients dropped after
 each step and with gradients that stay allocated, always with AdamW and its state; in a process of
@@ -47,6 +47,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--time-limit", type=float, default=20.0, help="of the solver, seconds")
     parser.add_argument("--results", type=Path, default=Path("fidelity.json"))
     parser.add_argument("--table", type=Path, help="Markdown file to write")
+    parser.add_argument("--page-only", action="store_true", help="--table of what is there")
     parser.add_argument("--row", action="store_true", help="(for its own child processes)")
     return parser.parse_args(given)
 
@@ -57,12 +58,16 @@ def main(given: list[str] | None = None) -> None:
         rows = measured_rows(args.models[0], args.gradients[0], args)
         print(json.dumps(rows))
         return
-    for name in args.models:
+    for name in [] if args.page_only else args.models:
         for gradients in args.gradients:
             keep(args.results, in_own_process(name, gradients, args))
     if args.table:
-        rows = json.loads(args.results.read_text())
-        args.table.write_text(document(rows + missing(rows)))
+        args.table.write_text(page(json.loads(args.results.read_text())))
+
+
+def page(rows: list[Row]) -> str:
+    """The page of these rows, which names the models that are missing."""
+    return document(rows + missing(rows))
 
 
 def missing(rows: list[Row]) -> list[Row]:

@@ -30,7 +30,8 @@ the way, from the least peak to that without recomputation. The step is forward,
 values and workspace. "Gradients allocated" means that they stay from step to step. Peaks are those
 of torch's allocator. Times are of forward and backward, medians of calls in turns; on CPU without
 the time for which the process waited for a core that others had. A row in bold is outside the
-limits: peak 1 % (0.5 % where the prediction is lower), time 5 %, overhead 2 points."""
+limits: peak 1 % (0.5 % where the prediction is lower), time 5 %, overhead 2 points. Rows are
+measured anew model by model; times are left out where costs have been measured otherwise since."""
 
 
 def _environments(rows: list[Row]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,9 @@ def test_larger_batches_keep_their_structure():
     _, larger = Entry("x", lambda: (model, batch)).make("cpu", copies=2)
     assert larger["input_ids"] is larger["labels"]
     assert len(larger["input_ids"]) == 2 * len(batch["input_ids"])
+
+
+def test_the_committed_page_is_that_of_the_committed_results() -> None:
+    docs = Path(__file__).resolve().parent.parent / "docs"
+    rows = json.loads((docs / "fidelity.json").read_text())
+    assert (docs / "fidelity.md").read_text() == fidelity.page(rows)
