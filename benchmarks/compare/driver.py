@@ -149,7 +149,8 @@ class Comparison:
             name = "ours at 1.25 times the peak of checkpoint per block"
             pairs.append([Variant(name, "ours", {"budget_bytes": budget})])
         if "failed" not in self.rows[ample.name]:
-            least = self.rows[ample.name]["prepare"]["plan"]["minimum_peak_bytes"]
+            # A little more: workspaces, and so the least peak, depend on the setting of malloc.
+            least = int(1.001 * self.rows[ample.name]["prepare"]["plan"]["minimum_peak_bytes"])
             pairs.append([Variant("ours, the least peak", "ours", {"budget_bytes": least})])
         return pairs
 
