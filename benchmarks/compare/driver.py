@@ -69,6 +69,15 @@ def main(given: Sequence[str] | None = None) -> None:
         print(base.with_suffix(".md").read_text())
 
 
+def command(model: str, args: argparse.Namespace) -> str:
+    """What to type to make this result again."""
+    fractions = " ".join(f"{f:g}" for f in args.fractions)
+    return (
+        f"python -m benchmarks compare --model {model} --device {args.device} --backends "
+        f"{' '.join(args.backends)} --fractions {fractions} --rounds {args.rounds}"
+    )
+
+
 class Comparison:
     """One model: looks at every variant, then times them."""
 
@@ -88,9 +97,9 @@ class Comparison:
         return {
             "model": self.model,
             "title": entry_of(self.model).title,
-            "command": f"python -m benchmarks compare --model {self.model}",
+            "command": command(self.model, self.args),
             "rounds": self.args.rounds,
-            "environment": {**environment(self.args.device), **torch_threads()},
+            "environment": environment(self.args.device),
             "variants": list(self.rows.values()),
         }
 
@@ -219,10 +228,6 @@ def difference(mine: Row, theirs: Row) -> Row:
         "bitwise": all(torch.equal(a, b) for a, b in both),
         "buffers_wrong": sum(not torch.allclose(a, b, rtol=1e-3) for a, b in buffers),
     }
-
-
-def torch_threads() -> dict[str, str]:
-    return {"threads": str(torch.get_num_threads())}
 
 
 if __name__ == "__main__":
