@@ -149,6 +149,9 @@ class Program:
         return Answer((), 0.0, 0.0, True, (0.0,) * len(self.row_names))
 
 
+_PARALLEL_ROWS_AND_COLUMNS = 1 << 13  # of HiGHS's presolve rules
+
+
 def _solve_highs(
     highspy: Any, program: Program, limits: Limits, relaxed: bool, start: dict[int, float]
 ) -> Answer:
@@ -204,6 +207,9 @@ def _highs_options(limits: Limits) -> dict[str, object]:
         "mip_abs_gap": max(1e-6, limits.slack),
         "threads": 1,  # the same answer on every machine
         "random_seed": 0,
+        # Presolve of HiGHS 1.16 went round forever, past its time limit, on a boundary program of a
+        # BERT; without this rule it does not.
+        "presolve_rule_off": _PARALLEL_ROWS_AND_COLUMNS,
     }
     if limits.nodes is not None:
         options["mip_max_nodes"] = limits.nodes

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -126,3 +130,21 @@ def test_the_fallback_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert program.solve(relaxed=True).bound == pytest.approx(relaxed.bound)
     with pytest.raises(ProgramError):
         staged_program(instance, 20, [(7, 7)]).program.solve()
+
+
+def test_the_boundary_program_that_presolve_went_round_in_ends() -> None:
+    """In a process of its own: where it comes back, the solver does not look at its clock."""
+    code = (
+        "from planner.bounds import BOUNDARY_LIMITS, solve_boundary\n"
+        "from planner.instance import Instance\n"
+        "from planner.problem import Problem\n"
+        "from tests import compact\n"
+        "graph = compact.load('bert-12')\n"
+        "instance = Instance(Problem(graph, 993_035_544))\n"
+        "answer = solve_boundary(instance, 993_035_544, BOUNDARY_LIMITS)\n"
+        "print(answer.bound_ns > graph.time_ns)\n"
+    )
+    root = Path(__file__).resolve().parent.parent
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "True", done.stderr
