@@ -57,6 +57,8 @@ def page(rows: list[Row]) -> str:
 def summary(rows: Sequence[Row]) -> str:
     """Median and worst gap, in points of the plain step's time, and the longest time."""
     found = [r for r in rows if r["overhead"] is not None]
+    if not found:
+        return "No budget is feasible."
     gaps = sorted(100 * (r["overhead"] - r["bound"]) for r in found)
     slowest = max(r["seconds"] for r in found)
     wide = sum(g > 2 for g in gaps)

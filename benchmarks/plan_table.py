@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks import peers
+from benchmarks.plan_page import summary
 from planner.instance import Instance
 from planner.minimum import minimum_peak
 from planner.problem import Problem
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(line(row), flush=True)
         if args.json:
             args.json.write_text(json.dumps([asdict(r) for r in rows], indent=1))
-    print(summary(rows))
+    print(summary([asdict(r) for r in rows]))
 
 
 def table(args: argparse.Namespace) -> Iterator[Row]:
@@ -206,18 +207,6 @@ def line(row: Row) -> str:
 
 def _cell(overhead: float | None) -> str:
     return f"{'-':>9}" if overhead is None else f"{overhead:9.2%}"
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """Median and worst gap, in percent of the plain step, and the longest time."""
-    gaps = sorted(row.gap for row in rows if row.gap is not None)
-    if not gaps:
-        return "nothing was feasible"
-    slowest = max(row.seconds for row in rows)
-    return (
-        f"{len(gaps)} feasible of {len(rows)}: median gap {gaps[len(gaps) // 2]:.2%}, worst "
-        f"{gaps[-1]:.2%}, slowest {slowest:.1f} s"
-    )
 
 
 def growth(layers: int) -> dict[str, float]:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 STEADY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Environment in which glibc's malloc keeps its pages. Other allocators ignore it."""
@@ -22,27 +23,33 @@ STEADY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run(
-    module: str, arguments: Sequence[str], timeout: float | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Runs `python -m module arguments` and waits; its whole process group ends with it.
+def start(module: str, arguments: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    """Starts `python -m module arguments` in a process group of its own, with pipes.
 
-    Raises:
-        subprocess.TimeoutExpired: it did not end in `timeout` seconds, and was killed.
+    `options` are those of `subprocess.Popen`; `env` is added to the environment.
     """
-    command = [sys.executable, "-m", module, *arguments]
-    with subprocess.Popen(
-        command,
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ, **STEADY},
         start_new_session=True,
-    ) as child:
+        **{**options, "env": {**os.environ, **options.get("env", STEADY)}},
+    )
+
+
+def end(child: subprocess.Popen[str]) -> None:
+    """Kills a child with everything that it started: compilers live longer than it."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def run(module: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m module arguments` and waits; its whole process group ends with it."""
+    with start(module, arguments, stderr=subprocess.PIPE) as child:
         try:
-            out, err = child.communicate(timeout=timeout)
-        finally:  # a time-out, an interrupt, or compilers that the child left behind
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(command, child.returncode, out, err)
+            out, err = child.communicate()
+        finally:
+            end(child)
+    return subprocess.CompletedProcess(child.args, child.returncode, out, err)

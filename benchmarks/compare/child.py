@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -15,9 +13,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
+from benchmarks import process
 from benchmarks.compare.variants import Variant
 from benchmarks.compare.worker import MARK
-from benchmarks.process import ROOT
 
 
 class Failed(Exception):
@@ -48,15 +46,12 @@ class Child:
         given = {"model": model, "variant": variant.to_dict(), "device": device, "folder": folder}
         self._timeout = timeout
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed in __exit__
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.compare.worker", json.dumps(given)],
+        self._process = process.start(
+            "benchmarks.compare.worker",
+            [json.dumps(given)],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
             stderr=self._stderr,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, **env},
-            start_new_session=True,
+            env=env,
             preexec_fn=_first_to_be_killed,
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
@@ -83,9 +78,7 @@ class Child:
 
     def end(self) -> None:
         """Kills the worker with everything that it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        process.end(self._process)
 
     def __enter__(self) -> Child:
         return self

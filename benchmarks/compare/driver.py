@@ -84,10 +84,14 @@ class Comparison:
     def __init__(self, model: str, folder: str, args: argparse.Namespace) -> None:
         self.model, self.folder, self.args = model, folder, args
         self.rows: dict[str, Row] = {}
+        self.wanted: Path | None = None  # gradients and buffers of eager
 
     def run(self) -> Row:
         others = alternatives(self.args.fractions, self.args.backends)
-        for variant in [EAGER, *others]:
+        self.look(EAGER)
+        if "failed" in self.rows[EAGER.name]:  # there is nothing to compare with
+            raise SystemExit(f"{self.model}: plain training {self.rows[EAGER.name]['failed']}")
+        for variant in others:
             self.look(variant)
         pairs = self.ours(others)
         for variant in itertools.chain.from_iterable(pairs):
@@ -127,13 +131,12 @@ class Comparison:
 
     def against_eager(self, made: Row) -> Row:
         """How far gradients and buffers are from eager's."""
-        mine = torch.load(made["file"])
-        first = str(self.rows[EAGER.name].get("file", made["file"]))
-        theirs = torch.load(first)
-        found = {"loss": made["loss"], **difference(mine, theirs)}
-        if first == made["file"]:
-            return {**found, "file": first}
-        Path(made["file"]).unlink()
+        file = Path(made["file"])
+        if self.wanted is None:  # this is eager, the first
+            self.wanted = file
+        found = {"loss": made["loss"], **difference(torch.load(file), torch.load(self.wanted))}
+        if file != self.wanted:
+            file.unlink()
         return found
 
     def ours(self, others: Sequence[Variant]) -> list[list[Variant]]:
@@ -197,6 +200,8 @@ class Comparison:
                     except Failed as failure:
                         self.rows[name]["failed"] = str(failure)
                         del children[name]
+        if EAGER.name not in samples:  # it ran before: too many processes for the memory
+            return
         eager = statistics.median(samples[EAGER.name])
         for name in samples:
             seconds = statistics.median(samples[name])

@@ -204,8 +204,7 @@ the lowest peak that ours and any other reaches."""
 
 _CAUSES = """\
 Inductor fuses chains of element-wise operations into one pass over memory; planned modules run
-eager kernels. At the lowest peaks of small models the proven bound leaves nothing to gain: what
-is alive around the loss decides."""
+eager kernels."""
 
 _INDEX_HEADS = [
     "model",
