@@ -13,7 +13,8 @@ from planner.timeline import Timeline
 
 LENGTHS = (1, 2, 3, 5, 8, 13, 20)  # of random stretches
 WARM = 1e-3  # of the step: what an exchange may cost
-MOST = 300  # exchanges
+MOST = 1_500  # exchanges
+EMPTY = 1.5  # rows for each run at which empty rows are taken out
 PATIENCE = 60  # exchanges without success after which the search returns to its best
 
 
@@ -42,12 +43,18 @@ def anneal(
         if other is not None:
             spent = instance.time_of(other.order)
             if spent <= now + WARM * instance.graph.time_ns * noise.random():
-                line, now = Timeline(instance, other.order), spent
+                line, now = _compact(other), spent
             if spent < least:
                 best, least, since = other, spent, 0
         if since > PATIENCE:
             line, now, since = Timeline(instance, best.order), least, 0
     return best.order
+
+
+def _compact(line: Timeline) -> Timeline:
+    """The line, without its empty rows once they are many."""
+    order = line.order
+    return line if len(line.rows) < EMPTY * len(order) else Timeline(line.instance, order)
 
 
 def _random_stretch(line: Timeline, again: Sequence[int], noise: Noise) -> list[int]:

@@ -174,9 +174,12 @@ def _solve_highs(
     bound = info.mip_dual_bound if mixed else info.objective_function_value
     if not (optimal if not mixed else found or math.isfinite(bound)):
         raise ProgramError(f"{program.name}: {status}", infeasible=False)
+    values = tuple(solution.col_value) if found else ()
+    # A stopped integer program may report another objective than that of its solution.
+    objective = float(np.dot(program.cost, values)) if found else INFINITY
     return Answer(
-        tuple(solution.col_value) if found else (),
-        info.objective_function_value if found else INFINITY,
+        values,
+        objective,
         bound,
         optimal and (not mixed or limits.gap == limits.slack == 0.0),
         () if mixed else tuple(solution.row_dual),

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from planner.instance import Instance
 
+_NEVER: list[int] = []
+
 
 class Timeline:
     """An order on a line of rows; a row is one run or empty (-1).
@@ -68,12 +70,12 @@ class Timeline:
 
     def hold_end(self, v: int, row: int) -> int:
         """Last row at which the copy of `v` that row `row` uses is held."""
-        made, read = self.made.get(v, []), self.read.get(v, [])
+        made, read = self.made.get(v, _NEVER), self.read.get(v, _NEVER)
         k = bisect_right(made, row)
         start = made[k - 1] if k else -1
-        stop = made[k] if k < len(made) else len(self.rows)
-        r = bisect_right(read, stop) - 1
-        return max(read[r], start) if r >= 0 else start
+        r = bisect_right(read, made[k]) if k < len(made) else len(read)
+        last = read[r - 1] if r else -1
+        return last if last > start else start
 
     def without(self, row: int) -> NDArray[np.int64]:
         """The memory profile if the second or later run at `row` were taken out."""
@@ -184,8 +186,8 @@ class Timeline:
         """Runs `ops` again right before row `at`; `memory` is what `with_runs` gave."""
         k = len(ops)
         for events in (*self.made.values(), *self.read.values()):
-            i = bisect_left(events, at)
-            if i < len(events):
+            if events and events[-1] >= at:
+                i = bisect_left(events, at)
                 events[i:] = [row + k for row in events[i:]]
         self.first = {o: row + k if row >= at else row for o, row in self.first.items()}
         self.rows[at:at] = ops

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,19 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.bounds import lower_bound, solve_boundary
+from planner.closing import Closing
 from planner.instance import Instance
 from planner.linear import Limits, Program, ProgramError
 from planner.minimum import minimum_peak, unavoidable_peak
 from planner.oracle import least_peak_order, optimal_order
 from planner.problem import Problem
 from planner.solvers import SOLVERS
+from planner.solvers.staged import Found
 from planner.staged_program import base_memory, staged_program
 from runtime.schedule import Schedule, save_all_order
 from runtime.simulator import simulate
 from tests.graphs import chain_graph, small_problems, transformer_graph
 
+CASES = int(os.environ.get("CASES", "100"))
 
-@settings(max_examples=150, deadline=None)
+
+@settings(max_examples=CASES, deadline=None)
 @given(small_problems(), st.data())
 def test_no_schedule_beats_the_bound(problem: Problem, data: st.DataObject) -> None:
     instance = Instance(problem)
@@ -39,6 +45,26 @@ def test_no_schedule_beats_the_bound(problem: Problem, data: st.DataObject) -> N
     assert bound >= problem.graph.time_ns
     if best is not None:
         assert bound <= instance.time_of(best)
+
+
+@settings(max_examples=CASES, deadline=None)
+@given(small_problems(), st.data())
+def test_closing_keeps_the_optimum_between_bound_and_order(
+    problem: Problem, data: st.DataObject
+) -> None:
+    instance = Instance(problem)
+    best = optimal_order(instance)
+    if best is None:
+        return
+    _, order = minimum_peak(problem.graph, problem.keep, problem.recompute)
+    moment = st.integers(0, instance.count - 1).map(lambda t: (t, t))
+    moments = tuple(data.draw(st.lists(moment, max_size=4, unique=True)))
+    found = Found(tuple(order), instance.time_of(order), moments)
+    closing = Closing(instance, found, problem.graph.time_ns)
+    closing.run((1, 2, 4), time.monotonic() + 60)
+    assert closing.bound <= instance.time_of(best) <= found.time_ns == instance.time_of(found.order)
+    assert instance.peak(found.order) <= problem.budget_bytes
+    assert instance.obeys(found.order)
 
 
 @settings(max_examples=100, deadline=None)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from planner.instance import Instance
@@ -78,6 +78,27 @@ def test_against_the_oracle(problem: Problem) -> None:
     optimum = instance.time_of(best)
     assert times["exhaustive"] == times["ilp"] == times["auto"] == optimum
     assert all(time >= optimum for time in times.values())
+
+
+@settings(max_examples=max(10, CASES // 5), deadline=None)
+@given(small_problems(max_forward=12, max_backward=8))
+def test_larger_ones_against_the_oracle(problem: Problem) -> None:
+    """Up to twelve forward operations, of which the oracle can look at nearly all schedules."""
+    instance = Instance(problem)
+    try:
+        best = optimal_order(instance)
+    except TooLarge:
+        reject()
+    for name, solver in SOLVERS.items():
+        try:
+            solution = solver(problem, time_limit=60)
+        except InfeasibleBudget:
+            assert best is None or name not in ("exhaustive", "ilp", "auto")
+            continue
+        assert best is not None, f"{name} found what the oracle says is impossible"
+        optimum, time = instance.time_of(best), certify(problem, solution).time_ns
+        assert solution.bound_ns <= optimum <= time
+        assert time == optimum or name not in ("exhaustive", "ilp")
 
 
 @settings(max_examples=60, deadline=None)

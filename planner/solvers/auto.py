@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 from planner.anneal import anneal
 from planner.bounds import lower_bound
+from planner.closing import Closing
 from planner.eviction import OutOfMemory, greedy_order
 from planner.instance import Instance
 from planner.linear import ProgramError
@@ -18,14 +20,16 @@ from planner.problem import Problem, Solution
 from planner.search import improve_order, reduce_order
 from planner.solvers import exhaustive, staged
 from planner.solvers.chain import chain_order
+from planner.solvers.staged import Found
 from runtime.schedule import save_all_order
 
 CLOSE = 1e-3  # gap, as a fraction of the step, that needs no second opinion
 WIDE = 2e-2  # gap at which it is worth while to solve the chain
 TRIES = 100_000  # exchanges tried on the best order, times its length
-SHAKES = 250_000  # random ones, where the gap is more than APART
+SHAKES = 1_000_000  # random ones, where the gap is more than APART
 APART = 5e-3
-SHARES = (0.55, 0.7, 0.85)  # of the time limit, at which the program, bound and others must end
+EARLY, LATER = (1, 2), (4, 6, 8, 10, 12)  # moments of the integer programs
+SHARES = (0.45, 0.55, 0.65, 0.75)  # of the time limit, at which the parts of the work must end
 
 
 def solve(problem: Problem, *, time_limit: float) -> Solution:
@@ -88,10 +92,27 @@ def _combined(
     goal = bound + int(CLOSE * step)
     if instance.time_of(order) > goal:
         order = tuple(improve_order(instance, order, TRIES, start + time_limit))
-    if instance.time_of(order) > bound + APART * step:
-        order = tuple(anneal(instance, order, SHAKES, goal, start + time_limit))
+        closing = Closing(instance, Found(order, instance.time_of(order), found.binding), bound)
+        name, order = _closed(closing, name, ends[3], start + time_limit)
+        bound = closing.bound
     spent = instance.time_of(order)
     return Solution(order, min(bound, spent), bound >= spent, name)
+
+
+def _closed(closing: Closing, name: str, early: float, end: float) -> tuple[str, tuple[int, ...]]:
+    """Small integer programs; then, at one time, larger ones for the bound and random exchanges."""
+    instance, step = closing.instance, closing.instance.graph.time_ns
+    closing.run(EARLY, early)
+    if closing.found.time_ns <= closing.bound + APART * step:
+        return name, closing.found.order
+    order, goal = closing.found.order, closing.bound + int(CLOSE * step)
+    with ThreadPoolExecutor(1) as other:  # HiGHS runs without Python's lock
+        larger = other.submit(closing.run, LATER, end)
+        shaken = tuple(anneal(instance, order, SHAKES, goal, end))
+        larger.result()
+    if instance.time_of(shaken) < closing.found.time_ns:
+        return name, shaken
+    return "integer", closing.found.order
 
 
 def _simple(

@@ -45,7 +45,7 @@ WHOLE = 14_000  # most columns of an integer program in which only the ones are 
 
 @dataclass
 class Found:
-    """Best order so far, the programs' least optimum, and the moments that decided it."""
+    """Best order so far, its time, and the moments that decided the programs, latest first."""
 
     order: tuple[int, ...] = ()
     time_ns: int = 0
@@ -94,7 +94,7 @@ def search(
             relaxed = staged.program.solve(Limits(seconds=end - time.monotonic()), relaxed=True)
         except ProgramError:
             break
-        found.binding = _binding(instance, staged, relaxed)
+        found.binding = tuple(dict.fromkeys((*_binding(instance, staged, relaxed), *found.binding)))
         order = _orders(instance, staged, relaxed, found, end)
         target = instance.graph.time_ns * (1 + CLOSE) + relaxed.bound
         if found.order and moments and found.time_ns > target:
@@ -129,12 +129,12 @@ def _agreed(
         return []
     if not answer.values:
         return []
-    order = _described(instance, staged, answer)
+    order = described(instance, staged, answer)
     found.consider(instance, order, end)
     return order
 
 
-def _described(instance: Instance, staged: StagedProgram, answer: Answer) -> list[int]:
+def described(instance: Instance, staged: StagedProgram, answer: Answer) -> list[int]:
     """The order that an answer describes."""
     held = [{v for v, c in columns.items() if answer.values[c] > 0.5} for columns in staged.held]
     return staged_order(instance, staged.moments, held)
@@ -146,7 +146,7 @@ def _orders(
     """Keeps the best repaired order of the linear and the integer answer; returns the last raw."""
     order: list[int] = []
     for answer in (relaxed, *_integer(staged, relaxed, instance, end)):
-        order = _described(instance, staged, answer)
+        order = described(instance, staged, answer)
         found.consider(instance, order, end)
     return order
 
