@@ -47,7 +47,10 @@ def page(rows: list[Row]) -> str:
     parts = [_HEAD]
     for hardware in dict.fromkeys(r["hardware"] for r in rows if "share" in r):
         chosen = [r for r in rows if r.get("hardware") == hardware]
-        parts += [f"## {hardware}", summary(chosen), models(chosen)]
+        usual, least = ([r for r in chosen if bool(r["share"]) is u] for u in (True, False))
+        parts += [f"## {hardware}", summary(usual), models(usual)]
+        if least:
+            parts += [f"### {hardware}, the least feasible budget", summary(least), models(least)]
     deep = sorted((r for r in rows if "layers" in r), key=lambda r: int(r["layers"]))
     if deep:
         parts += [_GROWTH, growth(deep)]
@@ -75,7 +78,8 @@ def models(rows: Sequence[Row]) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    cells = [row["model"], f"{row['share']:.0%}", f"{row['budget_bytes'] / 1e9:.2f}"]
+    share = f"{row['share']:.0%}" if row["share"] else "least"
+    cells = [row["model"], share, f"{row['budget_bytes'] / 1e9:.2f}"]
     if row["overhead"] is None:
         return [*cells, "below the minimum", *[""] * (3 + len(COLUMNS))]
     gap = row["overhead"] - row["bound"]
@@ -113,7 +117,7 @@ gaps are in percent of the plain step's time, for the same cost model and judged
 simulator at the true peak; "-" means that nothing fits. `python -m benchmarks plan` makes the rows.
 
 - *ours* is what `plan` returns, *bound* what no schedule beats, *gap* their difference, *s* the
-  seconds that `auto` took, of 30 allowed. It uses one core; two models were solved at a time.
+  seconds that `auto` took, of 30 allowed, while another model was solved on the same two cores.
 - *greedy* and *sqrt* are our [baselines](greedy.md).
 - *rotor* is the recurrence of rotor on our blocks: each saves everything inside it, or its input
   only.
@@ -122,9 +126,10 @@ simulator at the true peak; "-" means that nothing fits. `python -m benchmarks p
   heavy operator, then a knapsack over the heavy ones. For each budget the best of twenty settings
   that fits counts.
 
-Where the gap is wide, the budget is near the least feasible one: there single values, a tenth of
-the budget each, decide what fits. The relaxations that the bound comes from hold fractions of them,
-so the optimum lies somewhere between."""
+The least feasible budget is the least peak that our search reaches. There and a little above it
+single values, a tenth of the budget each, decide what fits, and operations run many times. The
+programs that the bound comes from know few moments of the step at a time, and relaxations hold
+fractions of values: the optimum lies somewhere between."""
 
 _GROWTH = """\
 ## Time against depth

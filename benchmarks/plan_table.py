@@ -2,8 +2,9 @@
 
 Run with `python -m benchmarks.plan_table`; `--growth` shows how solving grows with depth instead. A
 budget is the fixed part (parameters, buffers, inputs) plus a share of what the plain step peaks at
-above it. All orders are judged by the same simulator at their true peak; a dash means that nothing
-fits. Tracing a model takes up to a minute: `--graphs FOLDER` keeps the graphs.
+above it; share 0 stands for the least feasible budget. All orders are judged by the same simulator
+at their true peak; a dash means that nothing fits. Tracing a model takes up to a minute:
+`--graphs FOLDER` keeps the graphs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.graphs import transformer_graph
 from tracer.errors import InfeasibleBudget
 from tracer.graph import ComputationGraph
 
-SHARES = (0.7, 0.5, 0.4, 0.3, 0.25)
+SHARES = (0.7, 0.5, 0.4, 0.3, 0.25, 0.0)
 BASELINES = ("greedy", "sqrt", "per_block")
 PEERS: dict[str, Callable[[Instance, int], Iterable[Sequence[int]]]] = {
     "rotor": peers.rotor,
@@ -117,7 +118,9 @@ def load(model: str, hardware: str, folder: Path | None) -> ComputationGraph:
 
 
 def budget_of(graph: ComputationGraph, share: float) -> int:
-    """The fixed part plus a share of what the plain step peaks at above it."""
+    """The fixed part plus a share of what the plain step peaks at above it, or the least."""
+    if share == 0:
+        return minimum_peak(graph)[0]
     plain = simulate(graph, Schedule.from_order(graph, save_all_order(graph)))
     return graph.fixed + int(share * (plain.peak_bytes - graph.fixed))
 
