@@ -18,7 +18,7 @@ from planner.staged_program import last_needs
 from tracer.errors import PlannerError
 
 STATES = 100_000
-TINY = 14  # operations up to which the states are nearly always fewer
+TINY = 20  # operations up to which the states are nearly always fewer
 
 State = tuple[int, frozenset[int]]
 

@@ -98,7 +98,7 @@ def test_larger_ones_against_the_oracle(problem: Problem) -> None:
         assert best is not None, f"{name} found what the oracle says is impossible"
         optimum, time = instance.time_of(best), certify(problem, solution).time_ns
         assert solution.bound_ns <= optimum <= time
-        assert time == optimum or name not in ("exhaustive", "ilp")
+        assert time == optimum or name not in ("exhaustive", "ilp", "auto")
 
 
 @settings(max_examples=60, deadline=None)
@@ -159,7 +159,7 @@ def test_a_transformer_at_many_budgets(accumulate: bool) -> None:
 def test_least_budget_of_a_transformer() -> None:
     graph = small_transformer()
     least, _ = minimum_peak(graph)
-    certify(Problem(graph, least), SOLVERS["auto"](Problem(graph, least), time_limit=60))
+    certify(Problem(graph, least), SOLVERS["auto"](Problem(graph, least), time_limit=5))
     with pytest.raises(InfeasibleBudget, match="least feasible budget") as caught:
         SOLVERS["auto"](Problem(graph, least - 1), time_limit=60)
     assert caught.value.minimum_bytes == least
