@@ -81,7 +81,9 @@ def plan(
         hardware: price from a hardware profile ("a100-80gb", ..., or a TOML file) instead.
         solver: a name in `planner.SOLVERS`; "auto" combines them.
         time_limit: seconds for the solver.
-        backend: what runs the rewritten graphs: "eager".
+        backend: what runs the rewritten graphs: "eager", the operators one by one, or "inductor",
+            torch's compiler: forward and each slice of the backward pass are lowered at the first
+            batch. Needs what `torch.compile` needs (on CPU a C++ compiler).
         keep: module-path patterns whose values are never made again.
         recompute: module-path patterns whose values are not held from forward to backward.
         dynamic: sizes that vary, with the largest they will have: `{"input_ids": {0: 32, 1: 512}}`

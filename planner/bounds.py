@@ -147,5 +147,10 @@ def _limits(end: float) -> Limits:
 
 
 def safe_floor(answer: Answer) -> int:
-    """Whole ns that an answer's bound proves, less its solver's relative tolerance of 1e-6."""
+    """Whole ns that an answer's bound proves, less its solver's relative tolerance of 1e-6.
+
+    A program that was stopped before its first relaxation was solved proves nothing.
+    """
+    if not math.isfinite(answer.bound):
+        return 0
     return max(0, math.ceil(answer.bound * (1 - 1e-6) - 1e-3))

@@ -106,7 +106,9 @@ def against(
     if inputs is None:
         raise PlannerError("example_inputs is missing: pass the batch that the plan is for")
     check_inputs(model, inputs)
-    engine = Engine(model, Request(plan.budget_bytes, optimizer, hardware=hardware))
+    engine = Engine(
+        model, Request(plan.budget_bytes, optimizer, hardware=hardware, backend=plan.backend)
+    )
     traced = engine.trace(inputs)
     graph = engine.extract(traced, inputs).graph
     price = simulate(graph, matched(plan, graph))

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from planner.backends import INDUCTOR
 from planner.checks import matched
 from planner.data_parallel import Surroundings, unwrap
 from planner.distributed import in_flight_bytes, shared_plan
@@ -215,12 +216,13 @@ class Engine:
             ),
             # Gradients that AOTAutograd puts together leave at the end: none is freed before.
             accumulate=traced.accumulate and traced.joint.one_to_one,
+            few_slices=self.request.backend == INDUCTOR,
             progress=pricing.progress,
         )
 
     def program_of(self, step: StepGraph, order: tuple[int, ...], budget: int) -> StepProgram:
         """What runs a step in this order."""
-        return StepProgram(step, order, self.pricing.costs, budget)
+        return StepProgram(step, order, self.pricing.costs, budget, self.request.backend)
 
     def remember(self, plan: Plan, programs: list[tuple[Key, StepProgram]]) -> None:
         """Keeps the programs of a plan for when it is applied."""
@@ -405,6 +407,7 @@ class Engine:
             absent=found.step.absent,
             fixed_bytes=found.step.graph.fixed_bytes,
             accumulate=found.step.graph.accumulate,
+            few_slices=found.step.graph.few_slices,
         )
         if peak_of(step, found.order) > found.budget_bytes:
             return None

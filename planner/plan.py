@@ -57,6 +57,7 @@ class Plan:
         breaks: where the forward leaves a graph, as "file:line: reason"; empty if it is one graph.
         pieces: for a forward that is captured in pieces, the plan of each; `graph` is then that of
             the first, and `order` is empty.
+        backend: what runs the rewritten graphs.
     """
 
     budget_bytes: int
@@ -90,6 +91,7 @@ class Plan:
     pieces: tuple[Plan, ...] = ()
     keep: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
+    backend: str = "eager"
     _engine: Engine | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -276,7 +278,7 @@ def _engine_for(plan: Plan, model: torch.nn.Module) -> Engine:
     from planner.request import Request, check_model
 
     check_model(model)
-    return Engine(model, Request(plan.budget_bytes))
+    return Engine(model, Request(plan.budget_bytes, backend=plan.backend))
 
 
 def write(path: str | Path, text: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from planner.backends import BACKENDS
 from planner.cuts import CutPoint, Recomputed, TimelineEntry
 from runtime.schedule import Schedule, ScheduleError
 from tracer.errors import PlannerError
@@ -121,6 +122,7 @@ def _fields(data: Mapping[str, Any], make: Callable[..., Plan]) -> dict[str, Any
     fields["breakdown"] = tuple((str(k), int(v)) for k, v in data["breakdown"])
     for name in ("notes", "breaks", "keep", "recompute"):
         fields[name] = tuple(str(n) for n in data[name])
+    fields["backend"] = _backend(data)
     fields["pieces"] = tuple(make(**_fields(piece, make)) for piece in data["pieces"])
     if fields["pieces"]:  # each has its own graph and order
         return {**fields, "graph": fields["pieces"][0].graph}
@@ -132,6 +134,14 @@ def _fields(data: Mapping[str, Any], make: Callable[..., Plan]) -> dict[str, Any
     except ScheduleError as error:
         raise ValueError(f"its schedule does not run its graph: {error}") from error
     return {**fields, "graph": graph}
+
+
+def _backend(data: Mapping[str, Any]) -> str:
+    """Left out in files of earlier releases, which had one."""
+    backend = data.get("backend", BACKENDS[0])
+    if backend not in BACKENDS:
+        raise ValueError(f"backend is {backend!r}")
+    return str(backend)
 
 
 def _of(data: Mapping[str, Any], name: str, kind: Any) -> Any:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from planner.backends import EAGER
 from planner.progress import report
 from planner.request import Inputs, Request, device_of, free_bytes, reserved_total
 from runtime.execute import BOOKKEEPING_BYTES
 from tracer.costs import CostModel
 from tracer.errors import PlannerError
 from tracer.extract import StepGraph
+from tracer.fused import FusedCosts
 from tracer.graph import ComputationGraph, Kind
 from tracer.hardware import load_profile
 from tracer.measured import MeasuredCosts
@@ -43,6 +46,13 @@ class Pricing:
     @classmethod
     def of(cls, model: torch.nn.Module, request: Request) -> Pricing:
         """Measured costs on the device at hand, or a roofline from a hardware profile."""
+        plain = cls._unfused(model, request)
+        if request.backend == EAGER:
+            return plain
+        return dataclasses.replace(plain, costs=FusedCosts(plain.costs))
+
+    @classmethod
+    def _unfused(cls, model: torch.nn.Module, request: Request) -> Pricing:
         device = request.device or device_of(model)
         if request.hardware is not None:
             profile = load_profile(request.hardware)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from functools import cached_property
 
+from planner.backends import EAGER, INDUCTOR
+from runtime.lowering import lowered
 from runtime.rewrite import Rewritten, Slice, rewrite
 from runtime.schedule import Schedule
 from runtime.simulator import simulate
@@ -21,18 +23,27 @@ class StepProgram:
     """
 
     def __init__(
-        self, step: StepGraph, order: tuple[int, ...], costs: CostModel, budget_bytes: int
+        self,
+        step: StepGraph,
+        order: tuple[int, ...],
+        costs: CostModel,
+        budget_bytes: int,
+        backend: str = EAGER,
     ) -> None:
         self.step = step
         self.order = order
         self._costs = costs
+        self._backend = backend
         self.budget_bytes = budget_bytes
         self._slices: dict[frozenset[int], tuple[Slice, ...]] = {}
 
     @cached_property
     def rewritten(self) -> Rewritten:
         """The graphs for the pattern that was planned for."""
-        return rewrite(self.step, Schedule.from_order(self.step.graph, self.order))
+        return self._ready(rewrite(self.step, Schedule.from_order(self.step.graph, self.order)))
+
+    def _ready(self, rewritten: Rewritten) -> Rewritten:
+        return lowered(rewritten) if self._backend == INDUCTOR else rewritten
 
     def backward(self, absent: frozenset[int]) -> tuple[Slice, ...]:
         """The slices of the backward pass when these tangents do not arrive."""
@@ -50,6 +61,7 @@ class StepProgram:
             absent=absent,
             fixed_bytes=graph.fixed_bytes,
             accumulate=graph.accumulate,
+            few_slices=graph.few_slices,
         )
         schedule = Schedule.from_order(step.graph, self.order)
         peak = simulate(step.graph, schedule).peak_bytes
@@ -66,4 +78,4 @@ class StepProgram:
                 "gradients arrived at other outputs than the plan assumed, and it did not save "
                 "what they need; return only the outputs that the loss uses"
             )
-        return other.slices
+        return self._ready(other).slices

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from planner.backends import BACKENDS, EAGER
 from planner.problem import Problem
 from planner.solvers import SOLVERS
 from runtime.torch_private import tree_leaves
@@ -20,9 +21,6 @@ from tracer.graph import ComputationGraph, Kind
 
 # Held back from "auto": the allocator's fragmentation, and what other libraries put on the device.
 _RESERVE = 0.08
-
-
-BACKENDS = ("eager",)
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Request:
     hardware: str | None = None
     solver: str = "auto"
     time_limit: float = 60.0
-    backend: str = "eager"
+    backend: str = EAGER
     keep: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
     dynamic: Mapping[str | int, Mapping[int, int]] = field(default_factory=dict)
@@ -69,7 +67,7 @@ def checked(
     hardware: str | None = None,
     solver: str = "auto",
     time_limit: float = 60.0,
-    backend: str = "eager",
+    backend: str = EAGER,
     keep: str | Sequence[str] = (),
     recompute: str | Sequence[str] = (),
     dynamic: Mapping[str | int, Mapping[int, int]] | None = None,

@@ -75,6 +75,7 @@ def summarise(
         notes=notes,
         keep=engine.request.keep if engine else (),
         recompute=engine.request.recompute if engine else (),
+        backend=engine.request.backend if engine else "eager",
         _engine=engine,
     )
 

@@ -18,7 +18,7 @@ from torch import fx
 from torch.autograd.profiler import record_function
 
 from runtime.measure import held_storages, profiled, running_bytes
-from runtime.rewrite import SCHEDULE_STEP, Rewritten, Slice
+from runtime.rewrite import SCHEDULE_STEP, Rewritten, Slice, graph_of
 from tracer.allocator import allocated_bytes
 
 _MARK = "checkpoint-planner step "
@@ -29,14 +29,16 @@ def marked(rewritten: Rewritten) -> Rewritten:
     """The same graphs, with a mark before each operation."""
     return dataclasses.replace(
         rewritten,
-        forward=_marked_graph(rewritten.forward),
+        forward=_marked_graph(graph_of(rewritten.forward)),
         slices=marked_slices(rewritten.slices),
     )
 
 
 def marked_slices(slices: tuple[Slice, ...]) -> tuple[Slice, ...]:
     """The same slices, with a mark before each operation."""
-    return tuple(dataclasses.replace(s, function=_marked_graph(s.function)) for s in slices)
+    return tuple(
+        dataclasses.replace(s, function=_marked_graph(graph_of(s.function))) for s in slices
+    )
 
 
 def held_at_marks(

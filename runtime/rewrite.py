@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -30,10 +30,28 @@ from runtime.schedule import (
     writes,
 )
 from runtime.torch_private import BoxedCodeGen, run_and_save_rng_state, run_with_rng_state
-from tracer.extract import StepGraph
+from tracer.extract import StepGraph, state_bytes
 
 SCHEDULE_STEP = "schedule_step"
 """Key in a node's `meta`: the step of the schedule that it runs."""
+
+STATE_BYTES = "state_bytes"
+"""Key in the `meta` of a placeholder that takes a random-number state: how long it is."""
+
+
+class Callee(Protocol):
+    """What runs a graph: the graph module itself, or what it was lowered to."""
+
+    def forward(self, args: list[Any]) -> Any:
+        """Takes the inputs in a list, which it empties."""
+        ...
+
+
+def graph_of(callee: Callee) -> fx.GraphModule:
+    """The graph that it runs, operation by operation."""
+    graph = callee if isinstance(callee, fx.GraphModule) else getattr(callee, "module", None)
+    assert isinstance(graph, fx.GraphModule)
+    return graph
 
 
 @dataclass(frozen=True)
@@ -44,7 +62,7 @@ class Slice:
     `primals` says whose gradients they are.
     """
 
-    function: fx.GraphModule
+    function: Callee
     inputs: tuple[int, ...]
     primals: tuple[int, ...]
 
@@ -56,7 +74,7 @@ class Rewritten:
     `forward(primals)` returns the forward outputs followed by the values `saved`.
     """
 
-    forward: fx.GraphModule
+    forward: Callee
     num_outputs: int
     saved: tuple[int, ...]
     slices: tuple[Slice, ...]
@@ -137,7 +155,10 @@ class _Emitter:
         """Takes a value as an input of the graph."""
         owner = self.step.owners[value]
         if owner is None:
-            self.states[value] = self.graph.placeholder(f"state_{value}")
+            self.states[value] = state = self.graph.placeholder(f"state_{value}")
+            drawn = self.step.op_nodes[_producer(self.step, value)]
+            assert drawn is not None
+            state.meta[STATE_BYTES] = state_bytes(drawn)
             return
         node = self.graph.placeholder(owner.name)
         node.meta.update(owner.meta)
@@ -371,15 +392,21 @@ def _run(emitter: _Emitter, steps: Iterable[Step], offset: int) -> None:
 
 def _check(step: StepGraph, schedule: Schedule, result: Rewritten) -> None:
     """The graphs call exactly the schedule's operations, in its order."""
-    called = list(result.forward.meta["called"])
+    called = list(graph_of(result.forward).meta["called"])
     for part in result.slices:
-        called += part.function.meta["called"]
+        called += graph_of(part.function).meta["called"]
     if tuple(called) != schedule.order:
         raise ScheduleError("the rewritten graphs do not run the schedule's operations")
     delivered = sorted(p for part in result.slices for p in part.primals)
     expected = [p for p, v in enumerate(step.gradient_values) if v is not None]
     if delivered != expected:
         raise ScheduleError("the rewritten backward does not return every gradient once")
+
+
+def _producer(step: StepGraph, value: int) -> int:
+    producer = step.graph.values[value].producer
+    assert producer is not None
+    return producer
 
 
 def _only(nodes: Sequence[fx.Node]) -> fx.Node:

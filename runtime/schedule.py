@@ -159,9 +159,12 @@ def deliveries(
 
     A slice costs an autograd node (tens of microseconds), a gradient that waits costs its bytes:
     one slice for every gradient of a megabyte or more, and at most about sixteen for small models.
+    Where each slice is compiled, there are at most about eight.
     """
     size = {v.index: v.nbytes for v in graph.values if v.kind is Kind.GRADIENT}
     enough = min(1 << 20, max(1, sum(size.values()) // 16))
+    if graph.few_slices:
+        enough = max(1, sum(size.values()) // 8)
     complete: dict[int, list[int]] = {}
     for v, position in _last_touches(graph, order, boundary, size).items():
         complete.setdefault(position, []).append(v)

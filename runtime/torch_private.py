@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch._prims import rng_prims
 from torch.fx.graph import CodeGen
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 run_and_save_rng_state: Callable[..., Any] = rng_prims.run_and_save_rng_state
 """Higher-order operator (op, *args) -> (state before, results): since torch 2.1."""
@@ -27,7 +27,10 @@ __all__ = [
     "active_data_parallel",
     "autocast_off",
     "backward_hooks",
+    "decomposed",
+    "fake_mode_of",
     "graph_kept",
+    "inductor_compile",
     "install_call",
     "installed_call",
     "is_overload",
@@ -40,7 +43,9 @@ __all__ = [
     "saved_by_autograd",
     "set_backward_hooks",
     "sharded_units",
-    "tree_leaves",  # of torch.utils._pytree: tensors in outputs of any shape, the same since 2.0
+    "tree_flatten",  # these of torch.utils._pytree: outputs of any shape, the same since 2.0
+    "tree_leaves",
+    "tree_unflatten",
 ]
 
 
@@ -258,3 +263,55 @@ def set_fallback_random() -> None:
     from torch._inductor import config
 
     config.fallback_random = True
+
+
+def fake_mode_of(values: Sequence[Any]) -> Any:
+    """The mode that fake tensors belong to; one of its own where there are none.
+
+    Relies on `torch._guards.detect_fake_mode` and `torch._subclasses.FakeTensorMode`.
+    """
+    from torch._guards import detect_fake_mode
+    from torch._subclasses import FakeTensorMode
+
+    return detect_fake_mode(list(values)) or FakeTensorMode()
+
+
+def decomposed(function: Callable[..., Any], inputs: Sequence[Any]) -> fx.GraphModule:
+    """Traces a function of fake tensors into the operators that Inductor lowers, in its order.
+
+    Relies on `torch._inductor.decomposition.select_decomp_table`, on the setting `fallback_random`,
+    with which it leaves random operators whole, and on `FakeTensorMode.allow_non_fake_inputs`,
+    which lets a graph hold real tensors as constants.
+    """
+    from torch._inductor import config
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    mode = fake_mode_of(inputs)
+    before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+    try:
+        with config.patch(fallback_random=True):
+            table = dict(select_decomp_table())
+            return make_fx(function, decomposition_table=table)(*inputs)
+    finally:
+        mode.allow_non_fake_inputs = before
+
+
+def inductor_compile(
+    graph: fx.GraphModule, inputs: Sequence[Any], strides: Sequence[tuple[int, ...] | None]
+) -> Callable[..., Any]:
+    """Lowers one graph; the result takes a list, which it empties as it goes.
+
+    `strides` are those that its results must have, None where that is open. Relies on
+    `torch._inductor.compile_fx.compile_fx_inner`, and on two entries in the `meta` of the output
+    node, with which Inductor keeps strides. The same since torch 2.7.
+    """
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    output = next(iter(graph.graph.find_nodes(op="output")))
+    output.meta["user_visible_output_idxs"] = [i for i, s in enumerate(strides) if s is not None]
+    output.meta["original_output_strides"] = list(strides)
+    with config.patch(fallback_random=True):
+        compiled: Callable[..., Any] = compile_fx_inner(graph, list(inputs))
+    return compiled

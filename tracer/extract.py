@@ -9,6 +9,7 @@ pattern, so an order found for one can be run under another.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import re
 from collections.abc import Callable, Iterable
@@ -110,6 +111,7 @@ def extract(
     absent: frozenset[int],
     fixed_bytes: tuple[tuple[str, int], ...] = (),
     accumulate: bool = False,
+    few_slices: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> StepGraph:
     """Builds the computation graph of a captured step under a pattern of absent tangents."""
@@ -119,7 +121,10 @@ def extract(
     nodes.sort(key=lambda n: not _is_forward(n))  # stable: forward operations first
     costs.prepare(nodes, progress)
     builder = _Builder(joint, zeros, costs)
-    return builder.build(nodes, absent, fixed_bytes, accumulate)
+    step = builder.build(nodes, absent, fixed_bytes, accumulate)
+    if not few_slices:
+        return step
+    return dataclasses.replace(step, graph=dataclasses.replace(step.graph, few_slices=True))
 
 
 class _Builder:
@@ -217,7 +222,7 @@ class _Builder:
         recomputable = forward and is_recomputable(node) and not node.meta.get("protective")
         state, replay = None, 0
         if recomputable and is_random(node):
-            replay = _state_bytes(node)  # a second run holds the state that it will put back
+            replay = state_bytes(node)  # a second run holds the state that it will put back
             state = self._value(None, node.name + ".state", replay, Kind.STATE, index)
         module, source = self._where(node)
         self.operations.append(
@@ -397,7 +402,8 @@ def _nominal(node: fx.Node) -> int:
     return sum(t.numel() * t.element_size() for t in tensors_of(node))
 
 
-def _state_bytes(node: fx.Node) -> int:
+def state_bytes(node: fx.Node) -> int:
+    """Bytes of the random-number state that a call draws from."""
     device = next((t.device.type for t in tensors_of(node)), "cpu")
     return _CPU_STATE_BYTES if device == "cpu" else _CUDA_STATE_BYTES
 

@@ -107,13 +107,15 @@ class ComputationGraph:
     Forward operations come first, then backward ones. `fixed_bytes` names what is held during the
     whole step and by whom (parameters, buffers, inputs, gradients already allocated, optimizer
     state). With `accumulate` gradients exist before the step, so a new one is added to the old and
-    freed when its slice ends; without, it becomes the gradient and stays.
+    freed when its slice ends; without, it becomes the gradient and stays. `few_slices` says that
+    gradients leave the backward pass in a few lots, each an eighth of all bytes or more.
     """
 
     operations: tuple[Operation, ...]
     values: tuple[Value, ...]
     fixed_bytes: tuple[tuple[str, int], ...] = ()
     accumulate: bool = False
+    few_slices: bool = False
 
     def __post_init__(self) -> None:
         _check(self)
@@ -182,6 +184,7 @@ class ComputationGraph:
             "values": [dataclasses.asdict(v) for v in self.values],
             "fixed_bytes": [list(pair) for pair in self.fixed_bytes],
             "accumulate": self.accumulate,
+            **({"few_slices": True} if self.few_slices else {}),
         }
 
     @classmethod
@@ -203,7 +206,8 @@ class ComputationGraph:
             for v in data["values"]
         )
         fixed = tuple((str(who), int(nbytes)) for who, nbytes in data["fixed_bytes"])
-        return cls(operations, values, fixed, bool(data["accumulate"]))
+        few = bool(data.get("few_slices", False))
+        return cls(operations, values, fixed, bool(data["accumulate"]), few)
 
     def fingerprint(self, *, costs: bool = True) -> str:
         """Hash of operators, dependences and shapes; with `costs` also of bytes and times."""
@@ -215,6 +219,8 @@ class ComputationGraph:
             rows.append([v.kind, v.producer, v.shape, v.dtype, *([v.nbytes] if costs else [])])
         if costs:
             rows.append([self.fixed_bytes, self.accumulate])
+        if self.few_slices:
+            rows.append("few slices")
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
 
 

@@ -1,0 +1,102 @@
+"""Lowers rewritten graphs with Inductor: fused kernels, the same schedule.
+
+Each rewritten graph, forward and every slice of the backward pass, is lowered by itself, so what
+the schedule saves is what crosses from one to the next, and what it computes again is in a graph
+of its own. Composite operators are decomposed as Inductor wants them, in the order of the schedule.
+Random operators are not: they stay the kernels that eager mode calls, which draw the same numbers,
+and a second run puts the generator back as in eager mode.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from runtime.rewrite import STATE_BYTES, Rewritten, graph_of
+from runtime.torch_private import (
+    decomposed,
+    fake_mode_of,
+    inductor_compile,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
+from tracer.errors import PlannerError
+
+
+class Lowered:
+    """A graph lowered by Inductor, called like the graph: a list in, which it empties."""
+
+    def __init__(
+        self, module: fx.GraphModule, call: Callable[[list[Any]], Sequence[Any]], structure: Any
+    ) -> None:
+        self.module = module
+        self._call, self._structure = call, structure
+
+    def forward(self, args: list[Any]) -> Any:
+        return tree_unflatten(list(self._call(args)), self._structure)
+
+
+def lowered(rewritten: Rewritten) -> Rewritten:
+    """The same program in Inductor's kernels.
+
+    Raises:
+        PlannerError: Inductor cannot lower one of the graphs.
+    """
+    slices = tuple(
+        dataclasses.replace(part, function=_lower(graph_of(part.function)))
+        for part in rewritten.slices
+    )
+    forward = _lower(graph_of(rewritten.forward))
+    return dataclasses.replace(rewritten, forward=forward, slices=slices)
+
+
+def _lower(module: fx.GraphModule) -> Lowered:
+    inputs = _examples(module)
+    structure: list[Any] = []
+
+    def flat(*args: Any) -> list[Any]:
+        leaves, tree = tree_flatten(module.forward(list(args)))
+        structure.append(tree)
+        return leaves
+
+    try:
+        with torch.no_grad():
+            graph = decomposed(flat, inputs)
+            call = inductor_compile(graph, inputs, _strides(module))
+    except Exception as error:  # Inductor raises whatever its parts raise
+        raise PlannerError(
+            f"backend='inductor': Inductor cannot lower this step ({type(error).__name__}: "
+            f"{str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}); "
+            "plan with backend='eager'"
+        ) from error
+    return Lowered(module, call, structure[-1])
+
+
+def _examples(module: fx.GraphModule) -> list[Any]:
+    """Fake inputs; random-number states, which no capture has seen, are made up."""
+    nodes = list(module.graph.find_nodes(op="placeholder"))
+    mode = fake_mode_of([n.meta.get("val") for n in nodes])
+    with mode:
+        return [
+            torch.empty(n.meta[STATE_BYTES], dtype=torch.uint8)
+            if STATE_BYTES in n.meta
+            else n.meta["val"]
+            for n in nodes
+        ]
+
+
+def _strides(module: fx.GraphModule) -> list[tuple[int, ...] | None]:
+    """Of the results, as they were captured: what one graph hands over, the next one takes."""
+    output = next(iter(module.graph.find_nodes(op="output")))
+    values = [
+        n.meta.get("val") if isinstance(n, fx.Node) else None for n in tree_leaves(output.args[0])
+    ]
+    return [
+        tuple(v.stride()) if isinstance(v, torch.Tensor) and v.layout is torch.strided else None
+        for v in values
+    ]

@@ -1,0 +1,126 @@
+"""Model x precision x what people do x backend: gradients as unplanned, peak within the budget.
+
+`GRID=all pytest tests/test_grid.py` runs every combination (about an hour on two cores); by default
+each model meets a few of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import zlib
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from planner import Plan, plan
+from planner.verify import loss_of
+from runtime import measure
+from tests.test_training import OTHER_KERNEL
+from tests.variants import GRID, PRECISIONS, VARIANTS, cast, changed
+
+CALLS = {"accumulation": 4}
+COMBINATIONS = [(m, p, v) for m in GRID for p in PRECISIONS for v in VARIANTS]
+USUAL = {
+    "eager": ["gpt2-bf16-tied", "llama-bf16-lora", "bert-fp32-accumulation", "t5-bf16-clipping",
+              "resnet-bf16-frozen", "lstm-fp32-tied", "mixtral-fp32-plain"],
+    "inductor": ["bert-fp32-accumulation", "resnet-fp32-plain", "gpt2-bf16-tied"],
+}  # fmt: skip
+
+
+def cases() -> list[Any]:
+    everything = os.environ.get("GRID") == "all"
+    return [
+        pytest.param(backend, *case, id=f"{backend}-{'-'.join(case)}")
+        for backend, usual in USUAL.items()
+        for case in COMBINATIONS
+        if everything or "-".join(case) in usual
+    ]
+
+
+@pytest.mark.parametrize(("backend", "name", "precision", "variant"), cases())
+def test_grid(backend: str, name: str, precision: str, variant: str) -> None:
+    torch.manual_seed(zlib.crc32(f"{name}{variant}".encode()))
+    model, batch = GRID[name]()
+    changed(model, variant).train()
+    plain = copy.deepcopy(model)
+    if variant == "accumulation":
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+    made = tight(model, batch, precision, backend)
+    assert made.recomputed, "the budget forces recomputation"
+    want = gradients(plain, batch, precision, variant)
+    try:
+        made.apply()
+        got = gradients(model, batch, precision, variant)
+    finally:
+        made.remove()
+    for key, expected in want.items():
+        if backend == "eager" and not other_kernels(name, precision):
+            assert torch.equal(got[key], expected), key
+        else:
+            close(got[key], expected, precision, key)
+    assert_within(model, batch, precision, variant, made)
+
+
+def other_kernels(name: str, precision: str) -> bool:
+    """Whether torch's traced step, with or without recomputation, adds up in another order.
+
+    An LSTM is traced step by step, where eager mode calls one kernel; autocast's cast of a weight
+    used twice is cached in eager mode, so its gradients are added before they are cast back.
+    """
+    return name in (*OTHER_KERNEL, "lstm") or (name == "t5" and precision == "bf16")
+
+
+def close(one: torch.Tensor, other: torch.Tensor, precision: str, key: str) -> None:
+    """As close as torch's own comparison wants tensors computed in this precision to be."""
+    computed = torch.bfloat16 if precision == "bf16" else torch.float32
+    rtol, atol = (1.6e-2, 1e-5) if computed is torch.bfloat16 else (1.3e-6, 1e-5)
+    if computed is torch.bfloat16:  # sums of many rounded terms: of the size of the largest
+        atol = rtol * max(1e-3, float(other.abs().max()))
+    torch.testing.assert_close(one, other, rtol=rtol, atol=atol, msg=lambda m: f"{key}: {m}")
+
+
+def tight(model: nn.Module, batch: dict[str, Any], precision: str, backend: str) -> Plan:
+    """A plan a third of the way from the least peak to that without recomputation."""
+    with cast(precision):
+        wide = plan(model, batch, budget_gb=1000)
+        assert isinstance(wide, Plan)
+        budget = wide.minimum_peak_bytes + (wide.peak_bytes - wide.minimum_peak_bytes) / 3
+        made = plan(model, batch, budget_gb=budget / 1e9, backend=backend)
+    assert isinstance(made, Plan)
+    return made
+
+
+def step(model: nn.Module, batch: dict[str, Any], precision: str) -> None:
+    with cast(precision):
+        loss = loss_of(model(**batch))
+    loss.backward()
+
+
+def gradients(
+    model: nn.Module, batch: dict[str, Any], precision: str, variant: str
+) -> dict[str, torch.Tensor]:
+    """Gradients after the variant's calls, and buffers, which moved with them."""
+    for _ in range(CALLS.get(variant, 1)):
+        step(model, batch, precision)
+    if variant == "clipping":
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return {**found, **dict(model.named_buffers())}
+
+
+def assert_within(
+    model: nn.Module, batch: dict[str, Any], precision: str, variant: str, made: Plan
+) -> None:
+    """The measured peak of a step that is like those after the first."""
+    if variant != "accumulation":
+        model.zero_grad(set_to_none=True)
+    made.apply()
+    try:
+        measured = measure(lambda: step(model, batch, precision), model=model, inputs=batch)
+    finally:
+        made.remove()
+    assert measured.peak_bytes <= made.budget_bytes

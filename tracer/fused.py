@@ -1,0 +1,119 @@
+"""Costs under a compiler that fuses: a chain of element-wise operations is one pass over memory.
+
+Times come from another cost model, operator by operator. An operation that a compiler fuses with
+its neighbours does not read what a fused neighbour has just computed, nor write what only fused
+neighbours read: it pays for the share of its bytes that really moves. Values that backward reads
+are written, since a plan may save them. Sizes stay those of the operators: fused kernels hold less
+in between, never more, so a peak is not underestimated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import fx
+
+from tracer.costs import CostModel, OperationCost, Progress, output_tensors, storage_bytes
+from tracer.operators import aliased_input, is_random
+from tracer.torch_private import OpOverload
+
+aten = torch.ops.aten
+
+# Reductions along rows, which compilers fuse with what is element-wise around them.
+_ROWS = (
+    aten._softmax,
+    aten._softmax_backward_data,
+    aten._log_softmax,
+    aten._log_softmax_backward_data,
+    aten.native_layer_norm,
+    aten.native_group_norm,
+    aten.native_batch_norm,
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional,
+    aten.mean,
+    aten.sum,
+    aten.var_mean,
+)
+
+
+class FusedCosts:
+    """Costs of another model, less the bytes that fused kernels do not move."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+
+    def allocated(self, nbytes: int) -> int:
+        """See `CostModel`."""
+        return self._costs.allocated(nbytes)
+
+    @property
+    def unmeasured(self) -> Mapping[str, str]:
+        """See `CostModel`."""
+        return self._costs.unmeasured
+
+    def prepare(self, nodes: Sequence[fx.Node], progress: Progress | None = None) -> None:
+        """See `CostModel`."""
+        self._costs.prepare(nodes, progress)
+
+    def cost(self, node: fx.Node) -> OperationCost:
+        """The cost of one node, with the time of the bytes that move."""
+        cost = self._costs.cost(node)
+        if not is_fused(node):
+            return cost
+        moved, every = _bytes(node)
+        time_ns = round(cost.time_ns * moved / every) if every else 0
+        return OperationCost(time_ns, cost.workspace, cost.outputs)
+
+
+def is_fused(node: fx.Node) -> bool:
+    """Whether a compiler fuses the call with neighbours: element-wise, or a reduction of rows."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, OpOverload) or is_random(node):
+        return False
+    return torch.Tag.pointwise in target.tags or target.overloadpacket in _ROWS
+
+
+def _bytes(node: fx.Node) -> tuple[int, int]:
+    """(bytes that the call moves in a fused kernel, bytes that it moves by itself)."""
+    moved = every = 0
+    for source in node.all_input_nodes:
+        size = _size(source)
+        every += size
+        maker = _maker(source)
+        if not (is_fused(maker) and _phase(maker) == _phase(node)):
+            moved += size
+    size = _size(node)
+    readers = _readers(node)
+    inside = readers and all(is_fused(r) and _phase(r) == _phase(node) for r in readers)
+    return moved + (0 if inside else size), every + size
+
+
+def _size(node: fx.Node) -> int:
+    return sum(storage_bytes(t) for t in output_tensors(node))
+
+
+def _maker(node: fx.Node) -> fx.Node:
+    """The node behind views and elements of results."""
+    while node.op == "call_function":
+        below = aliased_input(node)
+        if below is None and isinstance(node.target, OpOverload):
+            return node
+        below = below or node.all_input_nodes[0]
+        node = below
+    return node
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """Operations that read a result, through views and elements; outputs of the graph, too."""
+    found: list[fx.Node] = []
+    for user in node.users:
+        through = user.op == "call_function" and (
+            not isinstance(user.target, OpOverload) or aliased_input(user) is not None
+        )
+        found += _readers(user) if through else [user]
+    return found
+
+
+def _phase(node: fx.Node) -> bool:
+    return bool(node.meta.get("partitioner_tag") == "is_backward")
