@@ -2,7 +2,7 @@
 
 Each rewritten graph, forward and every slice of the backward pass, is lowered by itself, so what
 the schedule saves is what crosses from one to the next, and what it computes again is in a graph
-of its own. Composite operators are decomposed as Inductor wants them, in the order of the schedule.
+of its own. Composite operators are decomposed as Inductor wants them, in the schedule's order.
 Random operators are not: they stay the kernels that eager mode calls, which draw the same numbers,
 and a second run puts the generator back as in eager mode.
 """
@@ -22,7 +22,6 @@ from runtime.torch_private import (
     fake_mode_of,
     inductor_compile,
     tree_flatten,
-    tree_leaves,
     tree_unflatten,
 )
 from tracer.errors import PlannerError
@@ -60,14 +59,14 @@ def _lower(module: fx.GraphModule) -> Lowered:
     structure: list[Any] = []
 
     def flat(*args: Any) -> list[Any]:
-        leaves, tree = tree_flatten(module.forward(list(args)))
+        leaves, tree = tree_flatten(_plain(_AsCaptured(module).run(*args)))
         structure.append(tree)
         return leaves
 
     try:
         with torch.no_grad():
             graph = decomposed(flat, inputs)
-            call = inductor_compile(graph, inputs, _strides(module))
+            call = inductor_compile(graph, inputs)
     except Exception as error:  # Inductor raises whatever its parts raise
         raise PlannerError(
             f"backend='inductor': Inductor cannot lower this step ({type(error).__name__}: "
@@ -90,13 +89,34 @@ def _examples(module: fx.GraphModule) -> list[Any]:
         ]
 
 
-def _strides(module: fx.GraphModule) -> list[tuple[int, ...] | None]:
-    """Of the results, as they were captured: what one graph hands over, the next one takes."""
-    output = next(iter(module.graph.find_nodes(op="output")))
-    values = [
-        n.meta.get("val") if isinstance(n, fx.Node) else None for n in tree_leaves(output.args[0])
-    ]
-    return [
-        tuple(v.stride()) if isinstance(v, torch.Tensor) and v.layout is torch.strided else None
-        for v in values
-    ]
+def _plain(result: Any) -> Any:
+    """The same in lists and tuples that can be changed, where fx has its own."""
+    if not isinstance(result, list | tuple):
+        return result
+    parts = [_plain(r) for r in result]
+    return parts if isinstance(result, list) else tuple(parts)
+
+
+class _AsCaptured(fx.Interpreter):
+    """Runs a graph so that each result has the strides that it was captured with.
+
+    Decompositions may leave others (a concatenation of one tensor keeps that tensor's). What was
+    captured relies on them, a `view` for one, and what one graph hands over the next one takes.
+    """
+
+    def run_node(self, n: fx.Node) -> Any:
+        result, val = super().run_node(n), n.meta.get("val")
+        if isinstance(result, tuple | list) and isinstance(val, tuple | list):
+            return tuple(_like(r, v) for r, v in zip(result, val, strict=True))
+        return _like(result, val)
+
+
+def _like(result: Any, val: Any) -> Any:
+    """The result with the strides of `val`, both of one shape."""
+    if not isinstance(result, torch.Tensor) or not isinstance(val, torch.Tensor):
+        return result
+    if result.layout is not torch.strided or result.stride() == val.stride():
+        return result
+    order = sorted(range(val.dim()), key=lambda dim: -val.stride()[dim])
+    back = sorted(range(val.dim()), key=order.__getitem__)
+    return result.permute(order).clone(memory_format=torch.contiguous_format).permute(back)

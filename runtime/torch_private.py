@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -297,12 +297,10 @@ def decomposed(function: Callable[..., Any], inputs: Sequence[Any]) -> fx.GraphM
         mode.allow_non_fake_inputs = before
 
 
-def inductor_compile(
-    graph: fx.GraphModule, inputs: Sequence[Any], strides: Sequence[tuple[int, ...] | None]
-) -> Callable[..., Any]:
+def inductor_compile(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Lowers one graph; the result takes a list, which it empties as it goes.
 
-    `strides` are those that its results must have, None where that is open. Relies on
+    Its results have the strides of the graph's fake tensors. Relies on
     `torch._inductor.compile_fx.compile_fx_inner`, and on two entries in the `meta` of the output
     node, with which Inductor keeps strides. The same since torch 2.7.
     """
@@ -310,8 +308,14 @@ def inductor_compile(
     from torch._inductor.compile_fx import compile_fx_inner
 
     output = next(iter(graph.graph.find_nodes(op="output")))
+    values = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in output.args[0]]
+    strides = [tuple(v.stride()) if _is_strided(v) else None for v in values]
     output.meta["user_visible_output_idxs"] = [i for i, s in enumerate(strides) if s is not None]
-    output.meta["original_output_strides"] = list(strides)
+    output.meta["original_output_strides"] = strides
     with config.patch(fallback_random=True):
         compiled: Callable[..., Any] = compile_fx_inner(graph, list(inputs))
     return compiled
+
+
+def _is_strided(value: Any) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
