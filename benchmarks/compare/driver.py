@@ -111,7 +111,7 @@ class Comparison:
         """Peaks and gradients of a variant; or why there are none."""
         row: Row = {"name": variant.name, "kind": variant.kind, "options": dict(variant.options)}
         self.rows[variant.name] = row
-        inductor = variant.options.get("backend") == "inductor"
+        inductor = variant.kind == "compile" and variant.options["backend"] == "inductor"
         try:
             with self.child(variant, MALLOC_ENV) as child:
                 row["prepare"] = child.do("prepare")
@@ -140,14 +140,16 @@ class Comparison:
         return found
 
     def ours(self, others: Sequence[Variant]) -> list[list[Variant]]:
-        """Each of the others with ours at its peak; then ours alone elsewhere."""
+        """Each of the others with ours at its peak, lowered alike; then ours alone elsewhere."""
         pairs: list[list[Variant]] = []
         for other in others:
             row = self.rows[other.name]
             if "failed" in row:
                 pairs.append([other])
                 continue
-            options = {"budget_bytes": row["peak"]["allocator"]}
+            options: Row = {"budget_bytes": row["peak"]["allocator"]}
+            if other.options.get("backend") == "inductor":
+                options["backend"] = "inductor"
             pair = [other, Variant(f"ours at the peak of {other.name}", "ours", options)]
             if other.name in ROTOR_AT:
                 pair.append(Variant(f"rotor at the peak of {other.name}", "rotor", options))

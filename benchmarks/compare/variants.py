@@ -184,6 +184,7 @@ def _ours(model: nn.Module, batch: Batch, entry: Entry, options: dict[str, Any])
         budget_gb=options["budget_bytes"] / 1e9,
         time_limit=options.get("time_limit", 30.0),
         solver=options.get("solver", "auto"),
+        backend=options.get("backend", "eager"),
     )
     return p.apply()
 

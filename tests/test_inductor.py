@@ -1,0 +1,150 @@
+"""Programs lowered by Inductor: the same schedule, saved set, random numbers and gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import runtime.lowering
+from planner import Plan, plan
+from planner.backends import INDUCTOR
+from runtime import measure
+from runtime.lowering import Lowered
+from tests.models import Perceptron
+from tests.test_training import gradients, tight
+from tracer.errors import PlannerError
+
+
+def made_for(model: nn.Module, x: Any, fraction: float = 0.0) -> Plan:
+    wide = plan(model, x, budget_gb=1000)
+    assert isinstance(wide, Plan)
+    budget = wide.minimum_peak_bytes + fraction * (wide.peak_bytes - wide.minimum_peak_bytes)
+    found = plan(model, x, budget_gb=budget / 1e9, backend=INDUCTOR)
+    assert isinstance(found, Plan)
+    return found
+
+
+def train_step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(3)
+    model.zero_grad(set_to_none=True)
+    loss: torch.Tensor = model(x).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+def test_dropout_replays_the_mask_of_eager_mode() -> None:
+    """Random operators stay eager mode's: the same seed gives the same loss, bit by bit nearly."""
+    torch.manual_seed(0)
+    model, x = Perceptron(64, 4, dropout=0.2), torch.randn(512, 64)
+    eager = train_step(model, x)
+    expected = gradients(model)
+    made = made_for(model, x)
+    assert any("dropout" in r.op for r in made.recomputed)
+    made.apply()
+    loss, found = train_step(model, x), gradients(model)
+    state = torch.get_rng_state()
+    made.remove()
+    torch.testing.assert_close(loss, eager)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, msg=name)
+    train_step(model, x)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_saved_set_and_peak_survive_lowering() -> None:
+    """What lives from forward to backward is what the plan says, and the peak keeps to it."""
+    torch.manual_seed(0)
+    model, x = Perceptron(64, 8, dropout=0.2), torch.randn(2048, 64)
+    made = made_for(model, x, 0.3)
+    made.apply()
+    train_step(model, x)
+    model.zero_grad(set_to_none=True)
+    kept: list[int] = []
+
+    def step() -> None:
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+            model(x).square().mean().backward()
+
+    def note(t: torch.Tensor) -> torch.Tensor:
+        kept.append(t.untyped_storage().data_ptr())
+        return t
+
+    measured = measure(step, model=model, inputs=x)
+    assert measured.peak_bytes <= made.budget_bytes
+    assert measured.peak_bytes >= 0.9 * made.peak_bytes
+    engine = made._engine
+    assert engine is not None
+    ((_, program),) = engine.programs_of(made)
+    rewritten = program.rewritten
+    parts = [rewritten.forward, *(s.function for s in rewritten.slices)]
+    assert all(isinstance(part, Lowered) for part in parts)
+    assert len(set(kept)) >= len(rewritten.saved) > 0
+    made.remove()
+
+
+def test_few_slices() -> None:
+    """Every slice is compiled, so gradients leave in a few lots."""
+    model, x = Perceptron(64, 20), torch.randn(32, 64)
+    made = made_for(model, x, 0.5)
+    engine = made._engine
+    assert engine is not None
+    ((_, program),) = engine.programs_of(made)
+    assert made.graph.few_slices
+    assert 1 < len(program.rewritten.slices) <= 9
+
+
+def test_what_inductor_cannot_lower_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no C++ compiler")
+
+    model, x = Perceptron(16, 4), torch.randn(8, 16)
+    made = made_for(model, x, 0.5)
+    monkeypatch.setattr(runtime.lowering, "inductor_compile", broken)
+    made.apply()
+    with pytest.raises(PlannerError, match=r"Inductor cannot lower .*no C\+\+ compiler.*eager"):
+        model(x)
+    made.remove()
+    train_step(model, x)
+
+
+def test_a_plan_file_knows_its_backend(tmp_path: Path) -> None:
+    model, x = Perceptron(32, 6), torch.randn(64, 32)
+    made = made_for(model, x)
+    made.save(tmp_path / "plan.json")
+    read = Plan.load(tmp_path / "plan.json", model)
+    assert read.backend == INDUCTOR
+    expected = train_step(model, x)
+    read.apply()
+    torch.testing.assert_close(train_step(model, x), expected)
+    read.remove()
+    eager = tight(model, x, 0.0)
+    assert eager.backend == "eager"
+
+
+def test_fused_chains_cost_one_pass() -> None:
+    """A chain of element-wise operations moves the bytes at its ends; matmuls cost the same."""
+
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            return self.last(((y + 1).abs() + 2) * 3)  # type: ignore[no-any-return]
+
+    model, x = Chain(), torch.randn(4096, 64)
+    times: dict[str, dict[str, int]] = {}
+    for backend in ("eager", INDUCTOR):
+        made = plan(model, x, budget_gb=1, backend=backend, hardware="a100-80gb")
+        assert isinstance(made, Plan)
+        times[backend] = {op.name: op.time_ns for op in made.graph.operations if op.is_forward}
+    one, other = times["eager"], times[INDUCTOR]
+    assert other["addmm"] == one["addmm"]
+    assert other["add_1"] == 0  # between two fused neighbours, and backward does not read it
+    assert 0 < other["mul"] < one["mul"]
+    assert sum(other.values()) < sum(one.values())
