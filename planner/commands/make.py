@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from planner.api import plan as make_plan
+from planner.backends import BACKENDS, EAGER
 from planner.commands.output import (
     AsJson,
     CheckFailed,
@@ -46,6 +47,7 @@ def _plan(
     hardware: Hardware = None,
     optimizer: Optimizer = None,
     solver: Annotated[str, typer.Option(help="A name in planner.SOLVERS.")] = "auto",
+    backend: Annotated[str, typer.Option(help=f"What runs it: {', '.join(BACKENDS)}.")] = EAGER,
     time_limit: TimeLimit = 60.0,
     keep: Patterns = None,
     recompute: Patterns = None,
@@ -65,6 +67,7 @@ def _plan(
             hardware=hardware,
             optimizer=optimizer_class(optimizer),
             solver=solver,
+            backend=backend,
             time_limit=time_limit,
             keep=keep or (),
             recompute=recompute or (),
