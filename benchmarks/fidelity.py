@@ -27,7 +27,7 @@ from benchmarks.fidelity_table import document
 from benchmarks.process import run
 from benchmarks.zoo import ZOO, Entry
 from planner import Plan, plan
-from runtime.measure import measure, median_seconds
+from runtime.measure import measure
 from tracer.clock import undisturbed_ns
 
 AMPLE_GB = 1e6
@@ -165,31 +165,46 @@ def add_times(step: Step, plans: dict[str, Plan], rows: list[Row], rounds: int) 
     def planned(p: Plan) -> Callable[[], None]:
         def run() -> None:
             p.apply()
-            step.forward_backward()
+            step.backward()
 
         return run
 
     def plain() -> None:
         plans["none"].apply()
         plans["none"].remove()
-        step.forward_backward()
+        step.backward()
 
     steps = {"plain": plain, **{name: planned(p) for name, p in plans.items()}}
-    cpu = step.device.type == "cpu"
-    seconds = undisturbed_seconds(steps, rounds) if cpu else median_seconds(steps, rounds)
+    seconds = seconds_of(steps, rounds, step.zero_gradients, step.device.type)
     for row in rows:
         row["plain_seconds"] = seconds["plain"]
         row["measured_seconds"] = seconds[row["budget"]]
         row["measured_overhead"] = seconds[row["budget"]] / seconds["none"] - 1
 
 
-def undisturbed_seconds(steps: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """As `median_seconds`, without the time for which the process waited for a core."""
+def seconds_of(
+    steps: Mapping[str, Callable[[], None]], rounds: int, between: Callable[[], None], device: str
+) -> dict[str, float]:
+    """Median time of each step, in turns; one round more, first, is not counted.
+
+    What happens `between` two steps is not counted either, nor, on CPU, the time for which the
+    process waited for a core.
+    """
     samples: dict[str, list[int]] = {name: [] for name in steps}
+    clock = undisturbed_ns if device == "cpu" else _wall_ns
     for _ in range(rounds + 1):
         for name, step in steps.items():
-            samples[name].append(undisturbed_ns(step))
+            samples[name].append(clock(step))
+            between()
     return {name: statistics.median(times[1:]) / 1e9 for name, times in samples.items()}
+
+
+def _wall_ns(step: Callable[[], None]) -> int:
+    torch.cuda.synchronize()
+    start = time.perf_counter_ns()
+    step()
+    torch.cuda.synchronize()
+    return time.perf_counter_ns() - start
 
 
 class Step:
@@ -221,14 +236,13 @@ class Step:
             output = self.model(**self.batch)
         (output if isinstance(output, torch.Tensor) else output.loss).backward()
 
-    def forward_backward(self) -> None:
-        self.backward()
+    def zero_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=not self.kept)
 
     def train(self) -> None:
         self.backward()
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=not self.kept)
+        self.zero_gradients()
 
 
 def environment(device: str) -> dict[str, str]:

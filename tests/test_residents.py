@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from planner import Plan, plan
 from tracer.allocator import cuda_bytes
 from tracer.errors import PlannerError
 from tracer.residents import optimizer_step_bytes, resident_bytes
@@ -137,3 +138,17 @@ def test_temporaries_of_the_step(make, cpu, cuda):
 def test_an_optimizer_that_cannot_be_predicted(make):
     with pytest.raises(PlannerError, match=rf"optimizer=: the state of {make.__name__} cannot"):
         held(net(), (), make)
+
+
+def test_adding_to_gradients_that_exist_takes_time() -> None:
+    """Autograd reads both and writes one: 12 bytes for each float, at the profile's bandwidth."""
+    model, x = nn.Linear(2048, 2048, bias=False), torch.randn(4, 2048)
+    steps = []
+    for _ in range(2):
+        made = plan(model, x, budget_gb=1, hardware="a100-80gb")
+        assert isinstance(made, Plan)
+        steps.append(made.step_ns)
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+    moved = 3 * 4 * 2048 * 2048
+    assert steps[1] - steps[0] == pytest.approx(moved / 2.039e12 * 1e9, rel=0.35)

@@ -60,6 +60,10 @@ class CostModel(Protocol):
         """The cost of one node (op "call_function", with fake tensors in `meta["val"]`)."""
         ...
 
+    def adding_ns(self, call: fx.Node) -> int:
+        """The time of a call of `tracer.accumulation`, which adds a gradient."""
+        ...
+
 
 def signature(node: fx.Node) -> str:
     """Canonical text (JSON) of everything that a call's cost depends on.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tracer.accumulation import additions
 from tracer.capture import JointGraph
 from tracer.costs import CostModel
 from tracer.graph import ComputationGraph, Kind, Operation, Phase, Value
@@ -119,8 +121,11 @@ def extract(
     zeros = _zeros(joint, absent)
     nodes = [n for n in joint.module.graph.nodes if _is_operation(n)]
     nodes.sort(key=lambda n: not _is_forward(n))  # stable: forward operations first
-    costs.prepare(nodes, progress)
+    added = additions(n for n in joint.gradients if n is not None) if accumulate else {}
+    costs.prepare([*nodes, *added.values()], progress)
     builder = _Builder(joint, zeros, costs)
+    for gradient, call in added.items():
+        builder.adding_ns[_root(gradient, zeros)] += costs.adding_ns(call)
     step = builder.build(nodes, absent, fixed_bytes, accumulate)
     if not few_slices:
         return step
@@ -140,6 +145,7 @@ class _Builder:
         self.outputs = {_root(n, zeros) for n in outputs}
         self.gradients = {_root(n, zeros) for n in joint.gradients if n is not None}
         self.modules = _module_by_sequence(joint)
+        self.adding_ns: Counter[fx.Node] = Counter()  # of gradients, to those that exist
 
     def build(
         self,
@@ -208,8 +214,10 @@ class _Builder:
         silent = node in self.zeros.zero or node in self.zeros.alias
         cost = self.costs.cost(node)
         outputs: list[int] = []
+        time_ns = 0 if silent else cost.time_ns
         if not silent:
             for owner, nbytes in _results(node, cost.outputs):
+                time_ns += 0 if forward else self.adding_ns[owner]
                 kind = self._kind(owner, forward)
                 size = self.costs.allocated(nbytes)
                 outputs.append(self._value(owner, owner.name, size, kind, index))
@@ -233,7 +241,7 @@ class _Builder:
                 Phase.FORWARD if forward else Phase.BACKWARD,
                 tuple(dict.fromkeys(self._inputs(node))),
                 tuple(outputs),
-                0 if silent else cost.time_ns,
+                time_ns,
                 0 if silent else cost.workspace + replay,
                 recomputable,
                 state,

@@ -56,6 +56,10 @@ class FusedCosts:
         """See `CostModel`."""
         self._costs.prepare(nodes, progress)
 
+    def adding_ns(self, call: fx.Node) -> int:
+        """See `CostModel`."""
+        return self._costs.adding_ns(call)
+
     def cost(self, node: fx.Node) -> OperationCost:
         """The cost of one node, with the time of the bytes that move."""
         cost = self._costs.cost(node)

@@ -75,6 +75,10 @@ class RooflineCosts:
             if progress is not None:
                 progress(done, len(nodes))
 
+    def adding_ns(self, call: fx.Node) -> int:
+        """See `CostModel`."""
+        return self.cost(call).time_ns
+
     def cost(self, node: fx.Node) -> OperationCost:
         key = signature(node)
         if key not in self._known:
