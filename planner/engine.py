@@ -42,6 +42,7 @@ from runtime.module import (
 from tracer.capture import CompiledForward, GraphBreak, JointGraph, sizes_may_vary
 from tracer.errors import PlannerError
 from tracer.extract import StepGraph, extract, likely_absent
+from tracer.fused import moved_ahead
 from tracer.graph import ComputationGraph
 
 log = logging.getLogger("planner")
@@ -204,6 +205,7 @@ class Engine:
             ("gradient buckets", self._surroundings.unseen_bytes()),
             ("collectives in flight", in_flight_bytes(traced.joint)),
             *self.sharding.held,
+            ("moved ahead by the compiler", self._moved_ahead(traced.joint)),
         )
         pricing = self.pricing
         return extract(
@@ -219,6 +221,10 @@ class Engine:
             few_slices=self.request.backend == INDUCTOR,
             progress=pricing.progress,
         )
+
+    def _moved_ahead(self, joint: JointGraph) -> int:
+        nodes = joint.module.graph.nodes
+        return moved_ahead(nodes) if self.request.backend == INDUCTOR else 0
 
     def program_of(self, step: StepGraph, order: tuple[int, ...], budget: int) -> StepProgram:
         """What runs a step in this order."""

@@ -110,6 +110,11 @@ class Adapted(nn.Module):
             self.down = nn.Conv2d(layer.in_channels, 4, size, stride, padding, bias=False)  # type: ignore[arg-type]
             self.up = nn.Conv2d(4, layer.out_channels, 1, bias=False)
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """T5 looks at the weight's dtype."""
+        return self.layer.weight
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         adapted: torch.Tensor = self.layer(x) + self.up(self.down(x))
         return adapted

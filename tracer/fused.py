@@ -3,13 +3,18 @@
 Times come from another cost model, operator by operator. An operation that a compiler fuses with
 its neighbours does not read what a fused neighbour has just computed, nor write what only fused
 neighbours read: it pays for the share of its bytes that really moves. Values that backward reads
-are written, since a plan may save them. Sizes stay those of the operators: fused kernels hold less
-in between, never more, so a peak is not underestimated.
+are written, since a plan may save them.
+
+Sizes stay those of the operators, of which fused kernels hold fewer. But one kernel may compute at
+one time what the schedule computes apart, with readers in between (the gradients of both factors
+of a product), or move an operation ahead. While an element-wise operation with such neighbours
+runs, room for `BESIDE` more results of its size is counted; during the whole step, `moved_ahead`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -35,6 +40,9 @@ _ROWS = (
     aten.sum,
     aten.var_mean,
 )
+
+BESIDE = 2
+REPEATED = 4  # operations whose results have one size: those of blocks, not of the loss
 
 
 class FusedCosts:
@@ -67,7 +75,15 @@ class FusedCosts:
             return cost
         moved, every = _bytes(node)
         time_ns = round(cost.time_ns * moved / every) if every else 0
-        return OperationCost(time_ns, cost.workspace, cost.outputs)
+        beside = BESIDE * self.allocated(_size(node)) if _has_neighbours(node) else 0
+        return OperationCost(time_ns, cost.workspace + beside, cost.outputs)
+
+
+def moved_ahead(nodes: Iterable[fx.Node]) -> int:
+    """Bytes of `BESIDE` element-wise results, of the largest size that stands in several blocks."""
+    sizes = Counter(_size(n) for n in nodes if is_fused(n) and not _phase(n) and _is_pointwise(n))
+    repeated = [size for size, count in sizes.items() if count >= REPEATED]
+    return BESIDE * max(repeated or sizes, default=0)
 
 
 def is_fused(node: fx.Node) -> bool:
@@ -75,7 +91,7 @@ def is_fused(node: fx.Node) -> bool:
     target = node.target
     if node.op != "call_function" or not isinstance(target, OpOverload) or is_random(node):
         return False
-    return torch.Tag.pointwise in target.tags or target.overloadpacket in _ROWS
+    return _is_pointwise(node) or target.overloadpacket in _ROWS
 
 
 def _bytes(node: fx.Node) -> tuple[int, int]:
@@ -91,6 +107,16 @@ def _bytes(node: fx.Node) -> tuple[int, int]:
     readers = _readers(node)
     inside = readers and all(is_fused(r) and _phase(r) == _phase(node) for r in readers)
     return moved + (0 if inside else size), every + size
+
+
+def _has_neighbours(node: fx.Node) -> bool:
+    """Whether it is element-wise and fused with another operation of its phase."""
+    near = [*map(_maker, node.all_input_nodes), *_readers(node)]
+    return _is_pointwise(node) and any(is_fused(n) and _phase(n) == _phase(node) for n in near)
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
 
 
 def _size(node: fx.Node) -> int:
