@@ -307,11 +307,14 @@ def entry_of(name: str) -> Entry:
     """The entry of that name: of `ZOO`, of `LARGER`, or `real-` and a name of `REAL`.
 
     Raises:
-        KeyError: there is none.
+        SystemExit: there is none; lists the names.
     """
     if name.startswith("real-"):
         from benchmarks.models import MODELS
 
         plain = name.removeprefix("real-")
         return Entry(f"{plain}, real size", MODELS[plain], blocks=(REAL[plain],))
-    return (ZOO | LARGER)[name]
+    known = ZOO | LARGER
+    if name not in known:
+        raise SystemExit(f"{name!r} is not one of {', '.join(known)}, real-{', real-'.join(REAL)}")
+    return known[name]

@@ -80,15 +80,22 @@ def matched(plan: Plan, graph: ComputationGraph) -> Schedule:
     found = graph.fingerprint(costs=False)
     if found != plan.fingerprint:
         raise StalePlan(
-            f"the plan was made for another graph (fingerprint {plan.fingerprint}, this model and "
-            f"batch have {found}; made with torch {plan.torch_version}, this is "
-            f"{torch.__version__}): other model, shapes, dtypes or torch. Make a new plan with "
-            "planner.plan(...)"
+            f"the plan was made for another graph, of {len(plan.graph.operations)} operations "
+            f"where this model and batch have {len(graph.operations)} (fingerprint "
+            f"{plan.fingerprint}, here {found}{_other_torch(plan)}): another model, shapes, dtypes "
+            "or torch. Make a new plan with planner.plan(...)"
         )
     try:
         return Schedule.from_order(graph, plan.order)
     except (ScheduleError, IndexError) as error:
         raise StalePlan(f"the plan's schedule does not run this graph: {error}") from error
+
+
+def _other_torch(plan: Plan) -> str:
+    here = torch.__version__
+    return (
+        "" if plan.torch_version == here else f"; made with torch {plan.torch_version}, not {here}"
+    )
 
 
 def against(
@@ -112,7 +119,8 @@ def against(
     traced = engine.trace(inputs)
     graph = engine.extract(traced, inputs).graph
     price = simulate(graph, matched(plan, graph))
-    peak = max(price.peak_bytes, plan.optimizer_peak_bytes)
+    state = dict(plan.breakdown).get("optimizer state", 0) if optimizer is None else 0
+    peak = max(price.peak_bytes + state, plan.optimizer_peak_bytes)
     if peak > plan.budget_bytes:
         raise StalePlan(
             f"with the costs of this machine the plan peaks at {peak / 1e9:.4f} GB, over its "

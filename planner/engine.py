@@ -24,7 +24,7 @@ from planner.pricing import Pricing, optimizer_peak, resident
 from planner.problem import Problem
 from planner.program import StepProgram
 from planner.progress import report
-from planner.request import Inputs, Request, problems_of, sizes_by_tensor
+from planner.request import Inputs, Request, problems_of, sizes_by_tensor, without_labels
 from planner.reuse import KEPT, NEAR, BorrowedCosts, Recent, covers, nearest, peak_of
 from planner.sharded import Sharding, refuse_fsdp1, sharding_of
 from planner.solvers import SOLVERS
@@ -154,7 +154,7 @@ class Engine:
                 solver=solution.winner or self.request.solver,
                 seconds=seconds,
                 device=self.device_name,
-                notes=self.notes([step]),
+                notes=(*self.notes([step]), *without_labels(self.model, inputs)),
                 engine=self,
             )
 

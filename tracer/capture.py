@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -422,5 +423,25 @@ def _explained(error: Exception) -> PlannerError:
     """torch's message, which names the reason and the user's file and line, under a headline."""
     text = str(error).split("\nSet TORCHDYNAMO_VERBOSE")[0].strip()
     if forward_failed(error):
-        return PlannerError(f"the model's forward fails for these inputs (example_inputs):\n{text}")
+        return PlannerError(
+            f"the model's forward fails for these inputs (example_inputs): {_failure(text)}"
+        )
     return UntraceableModel(f"torch cannot trace the model's forward:\n{text}\n{_WAY_OUT}")
+
+
+_RAISED = re.compile(r"(?:raised exception|got) (\w+\(.+\))")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\w+)\n\s*(.+)')
+_FRAMES = 3  # of the forward, the innermost ones
+
+
+def _failure(text: str) -> str:
+    """What a forward raised, and where, out of Dynamo's message; all of it where that is not clear.
+
+    Frames of torch's own modules are left out, and so is the advice to people who compile.
+    """
+    raised = _RAISED.findall(text)
+    frames = [f for f in _FRAME.findall(text) if "/torch/" not in f[0] and f[0] != __file__]
+    if not raised or not frames:
+        return "\n" + text
+    lines = [f"  {file}:{line} in {name}: {code}" for file, line, name, code in frames[-_FRAMES:]]
+    return "\n".join([raised[-1], *lines])
