@@ -18,6 +18,7 @@ from torch import fx
 
 from runtime.rewrite import STATE_BYTES, Rewritten, graph_of
 from runtime.torch_private import (
+    autocast_off,
     decomposed,
     fake_mode_of,
     inductor_compile,
@@ -64,7 +65,8 @@ def _lower(module: fx.GraphModule) -> Lowered:
         return leaves
 
     try:
-        with torch.no_grad():
+        # Casts stand in the graph; the caller's autocast must not add its own.
+        with torch.no_grad(), autocast_off():
             graph = decomposed(flat, inputs)
             call = inductor_compile(graph, inputs)
     except Exception as error:  # Inductor raises whatever its parts raise
@@ -112,9 +114,14 @@ class _AsCaptured(fx.Interpreter):
 
 
 def _like(result: Any, val: Any) -> Any:
-    """The result with the strides of `val`, both of one shape."""
+    """The result with the strides of `val`, which has its shape and dtype."""
     if not isinstance(result, torch.Tensor) or not isinstance(val, torch.Tensor):
         return result
+    if result.dtype != val.dtype or result.shape != val.shape:
+        raise TypeError(
+            f"a decomposition gives {result.dtype} {tuple(result.shape)} where "
+            f"{val.dtype} {tuple(val.shape)} was captured"
+        )
     if result.layout is not torch.strided or result.stride() == val.stride():
         return result
     order = sorted(range(val.dim()), key=lambda dim: -val.stride()[dim])

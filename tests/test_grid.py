@@ -23,8 +23,8 @@ from tests.test_training import OTHER_KERNEL
 from tests.variants import GRID, PRECISIONS, VARIANTS, cast, changed
 
 CALLS = {"accumulation": 4}
-# Plain training dies there: torch 2.13's kernel of group norm's backward on CPU reads a null pointer
-# when its input, in channels-last strides, needs no gradient.
+# Plain training dies there: torch 2.13's kernel of group norm's backward on CPU reads a null
+# pointer when its input, in channels-last strides, needs no gradient.
 DIES = [("unet", p, "frozen") for p in PRECISIONS]
 COMBINATIONS = [c for c in itertools.product(GRID, PRECISIONS, VARIANTS) if c not in DIES]
 USUAL = {
