@@ -29,15 +29,28 @@ from tracer.errors import PlannerError
 
 
 class Lowered:
-    """A graph lowered by Inductor, called like the graph: a list in, which it empties."""
+    """A graph lowered by Inductor, called like the graph: a list in, which it empties.
+
+    Compiled code reads memory as the dtype that it was compiled for, without looking. An operator
+    whose fake results are of another dtype than its real ones must not get that far, so the inputs
+    of the first call are looked at.
+    """
 
     def __init__(
-        self, module: fx.GraphModule, call: Callable[[list[Any]], Sequence[Any]], structure: Any
+        self,
+        module: fx.GraphModule,
+        call: Callable[[list[Any]], Sequence[Any]],
+        structure: Any,
+        dtypes: Sequence[torch.dtype | None],
     ) -> None:
         self.module = module
         self._call, self._structure = call, structure
+        self._dtypes: Sequence[torch.dtype | None] | None = dtypes
 
     def forward(self, args: list[Any]) -> Any:
+        if self._dtypes is not None:
+            _check_dtypes(args, self._dtypes)
+            self._dtypes = None
         return tree_unflatten(list(self._call(args)), self._structure)
 
 
@@ -75,7 +88,16 @@ def _lower(module: fx.GraphModule) -> Lowered:
             f"{str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}); "
             "plan with backend='eager'"
         ) from error
-    return Lowered(module, call, structure[-1])
+    return Lowered(module, call, structure[-1], [getattr(i, "dtype", None) for i in inputs])
+
+
+def _check_dtypes(args: Sequence[Any], expected: Sequence[torch.dtype | None]) -> None:
+    for number, (argument, dtype) in enumerate(zip(args, expected, strict=True)):
+        if isinstance(argument, torch.Tensor) and argument.dtype != dtype:
+            raise PlannerError(
+                f"backend='inductor': a saved value is {argument.dtype}, but its operator said "
+                f"{dtype} when it was traced (input {number}); plan with backend='eager'"
+            )
 
 
 def _examples(module: fx.GraphModule) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from planner import Plan, plan
 from planner.backends import INDUCTOR
 from runtime import measure
 from runtime.lowering import Lowered
+from runtime.rewrite import graph_of
 from tests.models import Perceptron
 from tests.test_training import gradients, tight
 from tracer.errors import PlannerError
@@ -109,6 +111,39 @@ def test_what_inductor_cannot_lower_is_said(monkeypatch: pytest.MonkeyPatch) -> 
         model(x)
     made.remove()
     train_step(model, x)
+
+
+def test_values_of_another_dtype_are_refused() -> None:
+    """Compiled code would read their bytes as something else."""
+    model, x = Perceptron(16, 4), torch.randn(8, 16)
+    made = made_for(model, x, 0.5)
+    engine = made._engine
+    assert engine is not None
+    ((_, program),) = engine.programs_of(made)
+    lowered = program.rewritten.forward
+    graph = graph_of(lowered)
+    wrong = [n.meta["val"].shape for n in graph.graph.find_nodes(op="placeholder")]
+    with pytest.raises(PlannerError, match=r"float64.*float32.*backend='eager'"):
+        lowered.forward([torch.zeros(shape, dtype=torch.float64) for shape in wrong])
+
+
+def test_lowering_under_autocast() -> None:
+    """The casts of the caller's autocast stand in the graph, once."""
+    torch.manual_seed(0)
+    model, x = Perceptron(64, 4), torch.randn(256, 64)
+    exact, double = copy.deepcopy(model).double(), x.double()
+    exact(double).square().mean().backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        made = made_for(model, x)
+        made.apply()
+        loss = model(x).square().mean()
+    loss.backward()
+    made.remove()
+    for p, q in zip(model.parameters(), exact.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None
+        assert p.grad.dtype == torch.float32
+        off = (p.grad.double() - q.grad).norm() / q.grad.norm()
+        assert off < 2e-2
 
 
 def test_a_plan_file_knows_its_backend(tmp_path: Path) -> None:
