@@ -94,7 +94,7 @@ def doubled(batch: dict[str, Any]) -> dict[str, Any]:
 def tight(model: nn.Module, batch: dict[str, Any], precision: str, backend: str) -> Plan:
     """A plan a third of the way from the least peak to that without recomputation."""
     with cast(precision):
-        wide = plan(model, batch, budget_gb=1000)
+        wide = plan(model, batch, budget_gb=1000, backend=backend)
         assert isinstance(wide, Plan)
         budget = wide.minimum_peak_bytes + (wide.peak_bytes - wide.minimum_peak_bytes) / 3
         made = plan(model, batch, budget_gb=budget / 1e9, backend=backend)

@@ -22,7 +22,7 @@ from tracer.errors import PlannerError
 
 
 def made_for(model: nn.Module, x: Any, fraction: float = 0.0) -> Plan:
-    wide = plan(model, x, budget_gb=1000)
+    wide = plan(model, x, budget_gb=1000, backend=INDUCTOR)
     assert isinstance(wide, Plan)
     budget = wide.minimum_peak_bytes + fraction * (wide.peak_bytes - wide.minimum_peak_bytes)
     found = plan(model, x, budget_gb=budget / 1e9, backend=INDUCTOR)
