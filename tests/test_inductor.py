@@ -77,7 +77,6 @@ def test_saved_set_and_peak_survive_lowering() -> None:
 
     measured = measure(step, model=model, inputs=x)
     assert measured.peak_bytes <= made.budget_bytes
-    assert measured.peak_bytes >= 0.9 * made.peak_bytes
     engine = made._engine
     assert engine is not None
     ((_, program),) = engine.programs_of(made)
