@@ -307,7 +307,7 @@ def entry_of(name: str) -> Entry:
     """The entry of that name: of `ZOO`, of `LARGER`, or `real-` and a name of `REAL`.
 
     Raises:
-        SystemExit: there is none; lists the names.
+        LookupError: there is none; lists the names.
     """
     if name.startswith("real-"):
         from benchmarks.models import MODELS
@@ -316,5 +316,5 @@ def entry_of(name: str) -> Entry:
         return Entry(f"{plain}, real size", MODELS[plain], blocks=(REAL[plain],))
     known = ZOO | LARGER
     if name not in known:
-        raise SystemExit(f"{name!r} is not one of {', '.join(known)}, real-{', real-'.join(REAL)}")
+        raise LookupError(f"{name!r} is not one of {', '.join(known)}, real-{', real-'.join(REAL)}")
     return known[name]

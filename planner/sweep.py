@@ -17,13 +17,15 @@ from planner.instance import Instance
 from planner.linear import ProgramError
 from planner.minimum import infeasible, least_peak
 from planner.problem import Problem, Solution
-from planner.search import reduce_order
+from planner.search import improve_order, reduce_order
 from planner.solvers import staged
+from planner.solvers.chain import chain_order
 from planner.staged_program import Moment
 from runtime.schedule import save_all_order
 
 TRIES = 20_000  # exchanges tried on each order, times operations
 MOST = 40  # moments handed on to the next budget
+WIDE = 5e-2  # gap, as a fraction of the step, at which the chain and exchanges are tried
 
 
 def sweep(problem: Problem, budgets: Sequence[int], *, time_limit: float) -> tuple[Solution, ...]:
@@ -62,7 +64,20 @@ def _at(
         moments = frozenset(result.binding[:MOST])
         with suppress(ProgramError):
             bound = lower_bound(instance, instance.budget, result.binding)
+        order = _second_opinion(instance, order, bound, end)
     return order, bound, moments
+
+
+def _second_opinion(
+    instance: Instance, order: tuple[int, ...], bound: int, end: float
+) -> tuple[int, ...]:
+    """The order, or a better one where it is far from the bound, as near the least peak."""
+    if instance.time_of(order) <= bound + WIDE * instance.graph.time_ns:
+        return order
+    chained = chain_order(instance, instance.budget, end)
+    if chained is not None:
+        order = min(order, tuple(chained), key=instance.time_of)
+    return tuple(improve_order(instance, order, TRIES, end))
 
 
 def _upwards(

@@ -86,9 +86,10 @@ def verify(engine: Engine, plan: Plan, batch: Any) -> Verification:
         raise PlannerError("batch= is needed: pass a batch as example_inputs of plan takes it")
     trial = _Trial(engine, plan, inputs)
     held = _optimizer_state(engine, plan)
-    predicted = max((entry.bytes for entry in plan.timeline), default=plan.peak_bytes)
     try:
         planned, one = trial.run(engine.activate(plan))
+        ran = engine.plan or plan  # made again, if the batch is not what the plan is for
+        predicted = max((entry.bytes for entry in ran.timeline), default=ran.peak_bytes)
         # A plan from a file knows no optimizer: its graph here does not count the state.
         counted = held if engine.request.optimizer is not None else 0
         parting = trial.parting(counted, tolerance_for(predicted))
@@ -101,7 +102,7 @@ def verify(engine: Engine, plan: Plan, batch: Any) -> Verification:
         _with(plain, held),
         predicted,
         plan.budget_bytes,
-        plan.peak_bytes if plan.peak_bytes > predicted else 0,
+        ran.peak_bytes if ran.peak_bytes > predicted else 0,
         parting,
     )
 

@@ -121,10 +121,11 @@ def extract(
     zeros = _zeros(joint, absent)
     nodes = [n for n in joint.module.graph.nodes if _is_operation(n)]
     nodes.sort(key=lambda n: not _is_forward(n))  # stable: forward operations first
-    added = additions(n for n in joint.gradients if n is not None) if accumulate else {}
+    # Measured in any case: the same step with gradients before it is planned in the training loop.
+    added = additions(n for n in joint.gradients if n is not None)
     costs.prepare([*nodes, *added.values()], progress)
     builder = _Builder(joint, zeros, costs)
-    for gradient, call in added.items():
+    for gradient, call in added.items() if accumulate else ():
         builder.adding_ns[_root(gradient, zeros)] += costs.adding_ns(call)
     step = builder.build(nodes, absent, fixed_bytes, accumulate)
     if not few_slices:

@@ -54,8 +54,11 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
 def main(given: Sequence[str] | None = None) -> None:
     args = arguments(given)
     args.folder.mkdir(parents=True, exist_ok=True)
-    for model in args.model:
-        entry_of(model)  # an unknown name is an error before anything runs
+    try:
+        for model in args.model:
+            entry_of(model)  # an unknown name is an error before anything runs
+    except LookupError as error:
+        raise SystemExit(f"--model: {error}") from error
     for model in args.model:
         with tempfile.TemporaryDirectory() as folder:
             result = Comparison(model, folder, args).run()

@@ -28,6 +28,7 @@ WIDE = 2e-2  # gap at which it is worth while to solve the chain
 TRIES = 100_000  # exchanges tried on the best order, times its length
 SHAKES = 1_000_000  # random ones, where the gap is more than APART
 APART = 5e-3
+PATIENCE = 0.02  # seconds for each operation: small models shall not wait for the last percent
 EARLY, LATER = (1, 2), (4, 6, 8, 10, 12)  # moments of the integer programs
 SHARES = (0.45, 0.55, 0.65, 0.75)  # of the time limit, at which the parts of the work must end
 
@@ -106,6 +107,7 @@ def _closed(closing: Closing, name: str, early: float, end: float) -> tuple[str,
     if closing.found.time_ns <= closing.bound + APART * step:
         return name, closing.found.order
     order, goal = closing.found.order, closing.bound + int(CLOSE * step)
+    end = min(end, time.monotonic() + instance.count * PATIENCE)
     with ThreadPoolExecutor(1) as other:  # HiGHS runs without Python's lock
         larger = other.submit(closing.run, LATER, end)
         shaken = tuple(anneal(instance, order, SHAKES, goal, end))
