@@ -119,7 +119,7 @@ def test_the_minimum_works_and_a_byte_less_does_not(problem: Problem) -> None:
     assert caught.value.minimum_bytes == least
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(small_graphs(max_forward=14, max_backward=10), st.floats(0.0, 1.0))
 def test_combined_solvers_beat_the_baselines(graph: ComputationGraph, share: float) -> None:
     """Graphs too large for the oracle: the path that large models take."""
