@@ -1,7 +1,8 @@
 """The table of `docs/how-to/what-fits.md`, from runs of `examples/what_fits.py`.
 
-`python -m benchmarks.what_fits_table` runs BERT-Large and BERT-Base at sequences of 128 and 512
-(some minutes each; no model is run). With a folder of earlier runs (`--json`) it only prints.
+`python -m benchmarks.what_fits_table` prints it from the results in `docs/benchmarks/fits`. What is
+not there is made first: BERT-Large and BERT-Base at sequences of 128 and 512, some minutes each; no
+model is run.
 """
 
 from __future__ import annotations
@@ -13,30 +14,36 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.process import ROOT
+
 RUNS = [(size, sequence) for size in ("large", "base") for sequence in (512, 128)]
 ARTICLE = {("large", 512): (28, 120), ("large", 128): (93, 562)}
 ARTICLE_SLOWDOWN = 0.225
+FITS = ROOT / "docs" / "benchmarks" / "fits"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, help="with files SIZE-SEQUENCE.json of earlier runs")
-    args = parser.parse_args()
-    print("| model | sequence | plain | with a plan | at the article's factor | article |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for size, sequence in RUNS:
-        found = _found(size, sequence, args.folder)
-        print(row(size, sequence, found), flush=True)
+    parser.add_argument("--folder", type=Path, default=FITS, help="of files SIZE-SEQUENCE.json")
+    print("\n".join(lines(parser.parse_args().folder)))
 
 
-def _found(size: str, sequence: int, folder: Path | None) -> dict[str, Any]:
-    if folder is not None:
-        text = (folder / f"{size}-{sequence}.json").read_text()
-    else:
+def lines(folder: Path = FITS) -> list[str]:
+    """The table in Markdown."""
+    heads = ["model", "sequence", "plain", "with a plan", "at the article's factor", "article"]
+    rows = [row(size, sequence, _found(size, sequence, folder)) for size, sequence in RUNS]
+    return [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *rows]
+
+
+def _found(size: str, sequence: int, folder: Path) -> dict[str, Any]:
+    file = folder / f"{size}-{sequence}.json"
+    if not file.exists():
         command = [sys.executable, "examples/what_fits.py", "--size", size, "--json"]
         command += ["--sequence", str(sequence)]
-        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    data: dict[str, Any] = json.loads(text)
+        text = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    data: dict[str, Any] = json.loads(file.read_text())
     return data
 
 

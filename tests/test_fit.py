@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import planner
+from benchmarks.what_fits_table import FITS, lines
 from examples.long_sequence import Layer
 from planner.family import Family, canonical, structure
 from planner.progress import listening
@@ -167,3 +168,8 @@ def test_structure_sees_what_differs(model: nn.Module) -> None:
     graph = graph_of(model, rows(64))
     other = dataclasses.replace(graph, accumulate=True)
     assert structure(graph) == structure(graph_of(model, rows(96))) != structure(other)
+
+
+def test_the_page_shows_the_results() -> None:
+    page = (FITS.parents[1] / "how-to" / "what-fits.md").read_text()
+    assert "\n".join(lines()) in page

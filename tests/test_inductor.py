@@ -15,7 +15,7 @@ from planner import Plan, plan
 from planner.backends import INDUCTOR
 from runtime import measure
 from runtime.lowering import Lowered
-from runtime.rewrite import graph_of
+from runtime.rewrite import Rewritten, graph_of
 from tests.models import Perceptron
 from tests.test_training import gradients, tight
 from tracer.errors import PlannerError
@@ -28,6 +28,13 @@ def made_for(model: nn.Module, x: Any, fraction: float = 0.0) -> Plan:
     found = plan(model, x, budget_gb=budget / 1e9, backend=INDUCTOR)
     assert isinstance(found, Plan)
     return found
+
+
+def rewritten_of(made: Plan) -> Rewritten:
+    engine = made._engine
+    assert engine is not None
+    ((_, program),) = engine.programs_of(made)
+    return program.rewritten
 
 
 def train_step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -77,10 +84,7 @@ def test_saved_set_and_peak_survive_lowering() -> None:
 
     measured = measure(step, model=model, inputs=x)
     assert measured.peak_bytes <= made.budget_bytes
-    engine = made._engine
-    assert engine is not None
-    ((_, program),) = engine.programs_of(made)
-    rewritten = program.rewritten
+    rewritten = rewritten_of(made)
     parts = [rewritten.forward, *(s.function for s in rewritten.slices)]
     assert all(isinstance(part, Lowered) for part in parts)
     assert len(set(kept)) >= len(rewritten.saved) > 0
@@ -91,11 +95,8 @@ def test_few_slices() -> None:
     """Every slice is compiled, so gradients leave in a few lots."""
     model, x = Perceptron(64, 20), torch.randn(32, 64)
     made = made_for(model, x, 0.5)
-    engine = made._engine
-    assert engine is not None
-    ((_, program),) = engine.programs_of(made)
     assert made.graph.few_slices
-    assert 1 < len(program.rewritten.slices) <= 9
+    assert 1 < len(rewritten_of(made).slices) <= 9
 
 
 def test_what_inductor_cannot_lower_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,10 +117,7 @@ def test_values_of_another_dtype_are_refused() -> None:
     """Compiled code would read their bytes as something else."""
     model, x = Perceptron(16, 4), torch.randn(8, 16)
     made = made_for(model, x, 0.5)
-    engine = made._engine
-    assert engine is not None
-    ((_, program),) = engine.programs_of(made)
-    lowered = program.rewritten.forward
+    lowered = rewritten_of(made).forward
     graph = graph_of(lowered)
     wrong = [n.meta["val"].shape for n in graph.graph.find_nodes(op="placeholder")]
     with pytest.raises(PlannerError, match=r"float64.*float32.*backend='eager'"):

@@ -5,12 +5,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from planner import Plan, plan
 from tracer.allocator import cuda_bytes
 from tracer.errors import PlannerError
+from tracer.hardware import load_profile
 from tracer.residents import optimizer_step_bytes, resident_bytes
+from tracer.roofline import RooflineCosts
 
 BYTES = (100 * 200 + 200 * 50) * 4
 LARGEST = 100 * 200 * 4
@@ -141,8 +143,8 @@ def test_an_optimizer_that_cannot_be_predicted(make):
 
 
 def test_adding_to_gradients_that_exist_takes_time() -> None:
-    """Autograd reads both and writes one: 12 bytes for each float, at the profile's bandwidth."""
-    model, x = nn.Linear(2048, 2048, bias=False), torch.randn(4, 2048)
+    """Autograd adds each of them in place, which is priced as that very operator is."""
+    model, x = nn.Sequential(nn.Linear(2048, 2048), nn.Linear(2048, 64)), torch.randn(4, 2048)
     steps = []
     for _ in range(2):
         made = plan(model, x, budget_gb=1, hardware="a100-80gb")
@@ -150,5 +152,11 @@ def test_adding_to_gradients_that_exist_takes_time() -> None:
         steps.append(made.step_ns)
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
-    moved = 3 * 4 * 2048 * 2048
-    assert steps[1] - steps[0] == pytest.approx(moved / 2.039e12 * 1e9, rel=0.35)
+    costs, graph, expected = RooflineCosts(load_profile("a100-80gb")), fx.Graph(), 0
+    for p in model.parameters():
+        held, new = graph.placeholder("held"), graph.placeholder("new")
+        held.meta["val"] = new.meta["val"] = p.detach()
+        call = graph.call_function(torch.ops.aten.add_.Tensor, (held, new))
+        call.meta["val"] = p.detach()
+        expected += costs.cost(call).time_ns
+    assert steps[1] - steps[0] == expected > 3 * 4 * 2048 * 2048 / 2039
