@@ -14,7 +14,7 @@ demo: $(VENV)/.stamp-bench
 
 # One thread for each worker: threads that share a busy core wait for each other for long.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
 lint: $(VENV)/.stamp-test
 	$(BIN)/ruff check .

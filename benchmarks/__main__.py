@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import sys
+from pathlib import Path
 
 COMMANDS = {
     "compare": "benchmarks.compare.driver",
@@ -26,8 +29,10 @@ def main() -> None:
 
 
 def summary(module: str) -> str:
-    """The first line of what a benchmark says of itself."""
-    return (importlib.import_module(module).__doc__ or "").split("\n")[0]
+    """The first line of what a benchmark says of itself; its libraries need not be installed."""
+    found = importlib.util.find_spec(module)
+    source = Path(found.origin).read_text() if found and found.origin else ""
+    return (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from planner.merge import merged
 from planner.pieces import Piece, choose, follow, least_option
 from planner.problem import Solution
 from planner.program import StepProgram
-from planner.request import Inputs, problems_of
+from planner.request import Inputs, list_hint, problems_of
 from planner.reuse import KEPT, Recent
 from planner.solvers import SOLVERS
 from planner.state import ModelState
@@ -66,6 +66,7 @@ class PiecewisePlanner:
             raise UntraceableModel(
                 f"torch cannot trace the model's forward as one graph:\n{where}\n"
                 f"and it cannot be run in pieces to see the rest: {type(error).__name__}: {error}"
+                f"{list_hint(inputs)}"
             ) from error
         finally:
             state.restore(gradients=True)

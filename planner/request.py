@@ -22,6 +22,8 @@ from tracer.graph import ComputationGraph, Kind
 # Held back from "auto": the allocator's fragmentation, and what other libraries put on the device.
 _RESERVE = 0.08
 
+_MOST_GB = 1e6  # more than any machine has: a budget in bytes
+
 
 @dataclass(frozen=True)
 class Request:
@@ -133,6 +135,11 @@ def budget_bytes(budget_gb: float | str) -> int | None:
             f"budget_gb={budget_gb!r} is not a budget: pass gigabytes (1e9 bytes) as a positive "
             'number, such as budget_gb=32, or budget_gb="auto"'
         )
+    if float(budget_gb) > _MOST_GB:
+        raise InvalidBudget(
+            f"budget_gb={budget_gb!r} is more than a petabyte: it is in gigabytes (1e9 bytes), not "
+            "in bytes"
+        )
     return round(float(budget_gb) * 1e9)
 
 
@@ -200,7 +207,15 @@ def check_inputs(model: torch.nn.Module, inputs: Inputs) -> None:
         raise PlannerError(
             f"example_inputs does not fit {type(model).__name__}.forward{signature}: {error}. Pass "
             "what your loop passes to model(...): not the targets, if the loss is computed outside"
+            f"{list_hint(inputs)}"
         ) from error
+
+
+def list_hint(inputs: Inputs) -> str:
+    """What to say, if something fails, to people who pass a list as their data loader made it."""
+    if len(inputs.args) == 1 and isinstance(inputs.args[0], list):
+        return ". A list is one argument of forward: for several, pass a tuple"
+    return ""
 
 
 def without_labels(model: torch.nn.Module, inputs: Inputs | None) -> tuple[str, ...]:

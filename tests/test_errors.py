@@ -33,7 +33,7 @@ def model() -> Perceptron:
 X = torch.randn(128, 32)
 
 
-@pytest.mark.parametrize("budget", [0, -1, float("nan"), float("inf"), "much", True, None])
+@pytest.mark.parametrize("budget", [0, -1, float("nan"), float("inf"), "much", True, None, 32e9])
 def test_invalid_budget(model: nn.Module, budget: Any) -> None:
     with pytest.raises(InvalidBudget, match="budget_gb="):
         plan(model, X, budget_gb=budget)
@@ -56,6 +56,21 @@ def test_inputs_that_forward_rejects(model: nn.Module) -> None:
     assert "models.py" in str(caught.value)
     with pytest.raises(PlannerError, match=r"does not fit Perceptron\.forward.*missing.*'x'"):
         plan(model, {"nonsense": X}, budget_gb=1)
+
+
+def test_a_list_is_one_argument(model: nn.Module) -> None:
+    """A data loader makes lists of its tensors."""
+    with pytest.raises(UntraceableModel, match="pass a tuple"):
+        plan(model, [X, X], budget_gb=1)  # type: ignore[call-overload]
+    with pytest.raises(PlannerError, match=r"missing.*pass a tuple"):
+        plan(nn.Bilinear(32, 32, 4), [X, X], budget_gb=1)  # type: ignore[call-overload]
+
+
+def test_devices_mixed(model: nn.Module) -> None:
+    """The message is torch's sentence and the lines of the forward, not its advice on compiling."""
+    with pytest.raises(PlannerError, match="same device, but found at least two") as caught:
+        plan(model, X.to("meta"), budget_gb=1)
+    assert len(str(caught.value).splitlines()) <= 4
 
 
 def test_inputs_given_twice(model: nn.Module) -> None:

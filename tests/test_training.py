@@ -18,10 +18,12 @@ from runtime import measure
 from tests.models import MODELS, Perceptron, bert, gpt2
 
 GB = 1e9
+QUICK = {"time_limit": 5.0}  # of the solver: these tests are about what runs, not how good it is
 
 
 def tight(model: nn.Module, batch: Any, fraction: float, **options: Any) -> Plan:
     """A plan at a fraction of the way from the least possible to the plain step's saved bytes."""
+    options = QUICK | options
     wide = plan(model, batch, budget_gb=1000, **options)
     assert isinstance(wide, Plan)
     saved = wide.baseline_peak_bytes - (1 - fraction) * wide.baseline_saved_bytes
@@ -82,7 +84,7 @@ def test_bitwise_and_within_budget(name: str) -> None:
     for fraction in (0.7, 0.4, 0.0):
         saved = wide.baseline_peak_bytes - (1 - fraction) * wide.baseline_saved_bytes
         budget = max(int(saved), wide.minimum_peak_bytes)
-        made = plan(model, batch, budget_gb=budget / GB)
+        made = plan(model, batch, budget_gb=budget / GB, time_limit=QUICK["time_limit"])
         assert isinstance(made, Plan)
         check = made.verify(batch)
         assert check.bitwise or name in OTHER_KERNEL, check

@@ -431,16 +431,19 @@ def _explained(error: Exception) -> PlannerError:
 
 _RAISED = re.compile(r"(?:raised exception|got) (\w+\(.+\))")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\w+)\n\s*(.+)')
+_MISMATCH = re.compile(r"(Expected all tensors to be on the same device.+)")
 _FRAMES = 3  # of the forward, the innermost ones
 
 
 def _failure(text: str) -> str:
     """What a forward raised, and where, out of Dynamo's message; all of it where that is not clear.
 
-    Frames of torch's own modules are left out, and so is the advice to people who compile.
+    Frames of torch's own modules are left out where there are others, and its advice to people who
+    compile always.
     """
-    raised = _RAISED.findall(text)
-    frames = [f for f in _FRAME.findall(text) if "/torch/" not in f[0] and f[0] != __file__]
+    raised = _RAISED.findall(text) or _MISMATCH.findall(text)
+    frames = [f for f in _FRAME.findall(text) if f[0] != __file__]
+    frames = [f for f in frames if "/torch/" not in f[0]] or frames
     if not raised or not frames:
         return "\n" + text
     lines = [f"  {file}:{line} in {name}: {code}" for file, line, name, code in frames[-_FRAMES:]]
