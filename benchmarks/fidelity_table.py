@@ -29,9 +29,11 @@ the way, from the least peak to that without recomputation. The step is forward,
 `step()` and `zero_grad()`; the peak counts parameters, gradients, the optimizer's state, inputs,
 values and workspace. "Gradients allocated" means that they stay from step to step. Peaks are those
 of torch's allocator. Times are of forward and backward, medians of calls in turns; on CPU without
-the time for which the process waited for a core that others had. A row in bold is outside the
-limits: peak 1 % (0.5 % where the prediction is lower), time 5 %, overhead 2 points. Rows are
-measured anew model by model; times are left out where costs have been measured otherwise since."""
+the time for which the process waited for a core that others had. Costs are measured in the same
+process before the steps and again after them, and predictions are means of both: *drift* is how
+much slower the machine had become by the second time. A row in bold is outside the limits: peak 1 %
+(0.5 % where the prediction is lower), time 5 %, overhead 2 points. Rows are measured anew model by
+model; times are left out where costs have been measured otherwise since."""
 
 
 def _environments(rows: list[Row]) -> str:
@@ -63,7 +65,7 @@ def _tables(rows: list[Row]) -> list[str]:
         parts.append("## Time")
         parts.append(f"{len(timed)} rows, {outside} outside the limits.")
         heads = ["model", "gradients", "budget", "predicted, s", "measured, s", "%"]
-        heads += ["overhead, predicted", "measured", "points"]
+        heads += ["overhead, predicted", "measured", "points", "drift"]
         parts.append(table(heads, [_time(r) for r in timed]))
     return parts
 
@@ -92,6 +94,8 @@ def _time(row: Row) -> list[str]:
     points = 100 * (row["overhead"] - row["measured_overhead"])
     cells = [f"{predicted:.3f}", f"{measured:.3f}", f"{predicted / measured - 1:+.1%}"]
     cells += [f"{row['overhead']:.1%}", f"{row['measured_overhead']:.1%}", f"{points:+.1f}"]
+    drift = row.get("costs_after_seconds", 0) / row.get("costs_before_seconds", 1)
+    cells.append(f"{drift - 1:+.1%}" if drift else "")
     names = [row["title"], row["gradients"], _BUDGETS[row["budget"]]]
     return _marked([*names, *cells], time_outside(row))
 

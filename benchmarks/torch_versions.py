@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VERSIONS = ("2.11", "2.12", "2.13", "2.14", "2.15")
+VERSIONS = ("2.11", "2.12", "2.13", "2.14")
 CORE = (
     "test_training",
     "test_errors",

@@ -180,3 +180,26 @@ def test_fused_chains_cost_one_pass() -> None:
     assert other["add_1"] == 0  # between two fused neighbours, and backward does not read it
     assert 0 < other["mul"] < one["mul"]
     assert sum(other.values()) < sum(one.values())
+
+
+def test_a_sum_of_many_products_waits_for_all_of_them() -> None:
+    """One kernel adds them all up: while the last sum is made, all of the products are there."""
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(10))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            total = self.parts[0](x)
+            for part in self.parts[1:]:
+                total = total + part(x)
+            return total  # type: ignore[no-any-return]
+
+    x = torch.randn(4096, 64)
+    made = plan(Sum(), x, budget_gb=1, backend=INDUCTOR, hardware="a100-80gb")
+    assert isinstance(made, Plan)
+    sums = [op for op in made.graph.operations if op.is_forward and op.name.startswith("add")]
+    assert len(sums) == 9
+    # The schedule holds one product and the sum so far; the others wait, less that sum's room.
+    assert sums[-1].workspace == 8 * x.nbytes

@@ -9,6 +9,8 @@ Sizes stay those of the operators, of which fused kernels hold fewer. But one ke
 one time what the schedule computes apart, with readers in between (the gradients of both factors
 of a product), or move an operation ahead. While an element-wise operation with such neighbours
 runs, room for `BESIDE` more results of its size is counted; during the whole step, `moved_ahead`.
+And a kernel that does the work of a chain, a sum of many products for one, reads at its end what
+the schedule has dropped on the way: the last of a chain has room for that.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ _ROWS = (
 )
 
 BESIDE = 2
+MEMBERS = 64  # operations of one kernel, at most: Inductor's own limit
 REPEATED = 4  # operations whose results have one size: those of blocks, not of the loss
 
 
@@ -76,6 +79,7 @@ class FusedCosts:
         moved, every = _bytes(node)
         time_ns = round(cost.time_ns * moved / every) if every else 0
         beside = BESIDE * self.allocated(_size(node)) if _has_neighbours(node) else 0
+        beside = max(beside, _waiting(node) if _is_pointwise(node) else 0)
         return OperationCost(time_ns, cost.workspace + beside, cost.outputs)
 
 
@@ -113,6 +117,23 @@ def _has_neighbours(node: fx.Node) -> bool:
     """Whether it is element-wise and fused with another operation of its phase."""
     near = [*map(_maker, node.all_input_nodes), *_readers(node)]
     return _is_pointwise(node) and any(is_fused(n) and _phase(n) == _phase(node) for n in near)
+
+
+def _waiting(node: fx.Node) -> int:
+    """Bytes that earlier members of the chain which ends here read, and this operation does not.
+
+    What the schedule holds in their place, the members' results that this one reads, is taken off.
+    """
+    members, read = [node], set[fx.Node]()
+    for member in members:
+        for maker in map(_maker, member.all_input_nodes):
+            inside = _is_pointwise(maker) and _phase(maker) == _phase(node)
+            if inside and _readers(maker) == [member] and len(members) < MEMBERS:
+                members.append(maker)
+            elif maker.op == "call_function":
+                read.add(maker)
+    own = set(map(_maker, node.all_input_nodes))
+    return max(0, sum(map(_size, read - own)) - sum(_size(m) for m in members[1:] if m in own))
 
 
 def _is_pointwise(node: fx.Node) -> bool:
