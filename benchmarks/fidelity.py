@@ -5,10 +5,11 @@
 Each model is planned without recomputation and at two tighter budgets, with gradients dropped after
 each step and with gradients that stay allocated, always with AdamW and its state; in a process of
 its own. The step is forward, backward, `optimizer.step()` and `zero_grad()`. Peaks are those of
-torch's allocator, times those of forward and backward in turns, medians. Costs are measured in that
-process before the steps and again after them, and the predicted time is the mean of both: a shared
-machine is not equally fast for minutes. What is in the results file already is kept, so that models
-can be measured one by one; `--table` writes what is there.
+torch's allocator, times those of forward and backward. Since a shared machine is not equally fast
+for a minute, operations and steps are timed in turns: all operations, a few steps of each plan, all
+operations again, and so on; steps are compared with the operations before and after them. What is
+in the results file already is kept, so that models can be measured one by one; `--table` writes
+what is there.
 """
 
 from __future__ import annotations
@@ -31,11 +32,17 @@ from benchmarks.fidelity_table import document
 from benchmarks.process import run
 from benchmarks.zoo import ZOO, Entry
 from planner import Plan, plan
+from planner.checks import matched
+from planner.engine import Engine
+from planner.request import Request, inputs_of
 from runtime.measure import measure
+from runtime.simulator import simulate
 from tracer.clock import undisturbed_ns
 from tracer.cost_cache import FOLDER_VARIABLE
+from tracer.graph import ComputationGraph
 
 AMPLE_GB = 1e6
+ROUNDS = 2  # steps of each plan in a turn
 BUDGETS = {"half": 0.5, "tight": 0.15}
 """Share of the way from the least peak to that without recomputation."""
 
@@ -48,7 +55,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--copies", type=int, default=1, help="of each batch, for a large device")
     parser.add_argument("--gradients", nargs="+", default=["dropped", "allocated"])
-    parser.add_argument("--rounds", type=int, default=5, help="for times; 0 leaves them out")
+    parser.add_argument("--turns", type=int, default=5, help="for times; 0 leaves them out")
     parser.add_argument("--time-limit", type=float, default=20.0, help="of the solver, seconds")
     parser.add_argument("--results", type=Path, default=Path("fidelity.json"))
     parser.add_argument("--table", type=Path, help="Markdown file to write")
@@ -89,7 +96,7 @@ def missing(rows: list[Row]) -> list[Row]:
 def in_own_process(name: str, gradients: str, args: argparse.Namespace) -> list[Row]:
     """The rows of a model, measured in a fresh process; one that says why, if it fails."""
     command = [name, "--row", "--device", args.device]
-    command += ["--gradients", gradients, "--rounds", str(args.rounds)]
+    command += ["--gradients", gradients, "--turns", str(args.turns)]
     command += ["--time-limit", str(args.time_limit), "--copies", str(args.copies)]
     print(f"{name}, gradients {gradients} ...", file=sys.stderr, flush=True)
     done = run("benchmarks.fidelity", command)
@@ -107,8 +114,7 @@ def summary(row: Row) -> str:
     difference = row["predicted_peak"] / row["measured_peak"] - 1
     text = f"  {row['budget']:6} peak {row['measured_peak'] / 1e6:9.1f} MB {difference:+.3%}"
     if "measured_seconds" in row:
-        off = row["predicted_seconds"] / row["measured_seconds"] - 1
-        text += f"  step {row['measured_seconds']:.3f} s {off:+.1%}"
+        text += f"  step {row['measured_seconds']:.3f} s {row['time_off']:+.1%}"
         text += f"  overhead {row['measured_overhead']:.1%}, predicted {row['overhead']:.1%}"
     return text
 
@@ -168,53 +174,61 @@ def measured_rows(name: str, gradients: str, args: argparse.Namespace) -> list[R
                 "recomputed": len(p.recomputed),
                 "notes": list(p.notes),
                 "overhead": p.overhead,
-                "costs_before_seconds": p.step_ns / 1e9,
                 "predicted_seconds": p.step_ns / 1e9,
                 "planning_seconds": planning,
                 "environment": environment(args.device),
             }
         )
         p.remove()
-    if args.rounds:
-        add_times(step, plans, rows, args.rounds)
-        with fresh_costs():
-            price_again(step, plans, rows)
+    if args.turns:
+        add_times(step, plans, rows, args.turns)
     return rows
 
 
-def price_again(step: Step, plans: dict[str, Plan], rows: list[Row]) -> None:
-    """The predictions become means of those with the costs before the steps and after them."""
+def add_times(step: Step, plans: dict[str, Plan], rows: list[Row], turns: int) -> None:
+    """Predicted and measured time of each plan, turn by turn, and of the plain module."""
+    steps = {"plain": step.plain(plans["none"])} | {n: step.planned(p) for n, p in plans.items()}
+    predicted, measured = [prices(step, plans)], []
+    for _ in range(turns):
+        measured.append(seconds_of(steps, ROUNDS, step.zero_gradients, step.device.type))
+        predicted.append(prices(step, plans))
     for row in rows:
-        p = plans[row["budget"]]
+        name = row["budget"]
+        row["plain_seconds"] = statistics.median(m["plain"] for m in measured)
+        row["turns"] = [
+            {
+                "predicted": (before[name] + after[name]) / 2,
+                "measured": m[name],
+                "overhead": (before[name] + after[name]) / (before["none"] + after["none"]) - 1,
+                "measured_overhead": m[name] / m["none"] - 1,
+            }
+            for before, m, after in zip(predicted, measured, predicted[1:], strict=False)
+        ]
+        row |= summed_up(row["turns"])
+
+
+def summed_up(turns: list[dict[str, float]]) -> Row:
+    """Medians over the turns; `time_off` is that of predicted over measured, less 1."""
+
+    def median(name: str) -> float:
+        return statistics.median(turn[name] for turn in turns)
+
+    return {
+        "predicted_seconds": median("predicted"),
+        "measured_seconds": median("measured"),
+        "time_off": statistics.median(t["predicted"] / t["measured"] for t in turns) - 1,
+        "overhead": median("overhead"),
+        "measured_overhead": median("measured_overhead"),
+    }
+
+
+def prices(step: Step, plans: dict[str, Plan]) -> dict[str, float]:
+    """Seconds of the step of each plan, with operations that are timed now."""
+    for p in plans.values():
         p.remove()
-        if p.pieces:  # traced only when they run
-            continue
-        row["costs_after_seconds"] = step.price(p) / 1e9
-        row["predicted_seconds"] = (row["costs_before_seconds"] + row["costs_after_seconds"]) / 2
-        row["overhead"] = row["predicted_seconds"] / rows[0]["predicted_seconds"] - 1
-
-
-def add_times(step: Step, plans: dict[str, Plan], rows: list[Row], rounds: int) -> None:
-    """Times of the plain module and of each plan, in turns."""
-
-    def planned(p: Plan) -> Callable[[], None]:
-        def run() -> None:
-            p.apply()
-            step.backward()
-
-        return run
-
-    def plain() -> None:
-        plans["none"].apply()
-        plans["none"].remove()
-        step.backward()
-
-    steps = {"plain": plain, **{name: planned(p) for name, p in plans.items()}}
-    seconds = seconds_of(steps, rounds, step.zero_gradients, step.device.type)
-    for row in rows:
-        row["plain_seconds"] = seconds["plain"]
-        row["measured_seconds"] = seconds[row["budget"]]
-        row["measured_overhead"] = seconds[row["budget"]] / seconds["none"] - 1
+    with fresh_costs():
+        graph = step.graph()
+    return {name: simulate(graph, matched(p, graph)).time_ns / 1e9 for name, p in plans.items()}
 
 
 def seconds_of(
@@ -263,11 +277,32 @@ class Step:
                 time_limit=time_limit,
             )
 
-    def price(self, p: Plan) -> int:
-        """Nanoseconds of a plan's step, with the costs that hold now."""
+    def graph(self) -> ComputationGraph:
+        """The step's graph, traced and priced anew."""
+        inputs = inputs_of(self.model, self.batch, None)
+        assert inputs is not None
         with self.autocast():
-            found = p.check_against(self.model, self.batch, optimizer=self.optimizer)
-        return int(found["step_ns"])
+            engine = Engine(self.model, Request(None, self.optimizer, self.device))
+            return engine.extract(engine.trace(inputs), inputs).graph
+
+    def planned(self, p: Plan) -> Callable[[], None]:
+        """Forward and backward under a plan."""
+
+        def run() -> None:
+            p.apply()
+            self.backward()
+
+        return run
+
+    def plain(self, p: Plan) -> Callable[[], None]:
+        """Forward and backward without; a plan is there to take another one's place."""
+
+        def run() -> None:
+            p.apply()
+            p.remove()
+            self.backward()
+
+        return run
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         return self.entry.autocast_on(self.device.type)

@@ -28,12 +28,12 @@ Each model is planned without recomputation and at two tighter budgets: half of 
 the way, from the least peak to that without recomputation. The step is forward, backward, AdamW's
 `step()` and `zero_grad()`; the peak counts parameters, gradients, the optimizer's state, inputs,
 values and workspace. "Gradients allocated" means that they stay from step to step. Peaks are those
-of torch's allocator. Times are of forward and backward, medians of calls in turns; on CPU without
-the time for which the process waited for a core that others had. Costs are measured in the same
-process before the steps and again after them, and predictions are means of both: *drift* is how
-much slower the machine had become by the second time. A row in bold is outside the limits: peak 1 %
-(0.5 % where the prediction is lower), time 5 %, overhead 2 points. Rows are measured anew model by
-model; times are left out where costs have been measured otherwise since."""
+of torch's allocator. Times are of forward and backward, on CPU without the time for which the
+process waited for a core that others had. A shared machine changes its speed by more than a tenth
+within a minute, so operations and steps are timed in turns, steps are compared with the operations
+before and after them, and the median of the turns counts; *turns* is the range. A row in bold is
+outside the limits: peak 1 % (0.5 % where the prediction is lower), time 5 %, overhead 2 points.
+Rows are measured anew model by model; times that were not measured in turns are left out."""
 
 
 def _environments(rows: list[Row]) -> str:
@@ -59,13 +59,13 @@ def _tables(rows: list[Row]) -> list[str]:
                 [_peak(r) for r in chosen],
             )
         )
-    timed = [r for r in rows if "measured_seconds" in r]
+    timed = [r for r in rows if "turns" in r]
     if timed:
         outside = sum(time_outside(r) for r in timed)
         parts.append("## Time")
         parts.append(f"{len(timed)} rows, {outside} outside the limits.")
         heads = ["model", "gradients", "budget", "predicted, s", "measured, s", "%"]
-        heads += ["overhead, predicted", "measured", "points", "drift"]
+        heads += ["overhead, predicted", "measured", "points", "turns"]
         parts.append(table(heads, [_time(r) for r in timed]))
     return parts
 
@@ -78,7 +78,7 @@ def peak_outside(row: Row) -> bool:
 
 def time_outside(row: Row) -> bool:
     """Whether the predicted time or overhead is off by more than the limits."""
-    off = row["predicted_seconds"] / row["measured_seconds"] - 1
+    off = row["time_off"]
     return bool(abs(off) > TIME or abs(row["overhead"] - row["measured_overhead"]) > OVERHEAD)
 
 
@@ -92,10 +92,10 @@ def _peak(row: Row) -> list[str]:
 def _time(row: Row) -> list[str]:
     predicted, measured = row["predicted_seconds"], row["measured_seconds"]
     points = 100 * (row["overhead"] - row["measured_overhead"])
-    cells = [f"{predicted:.3f}", f"{measured:.3f}", f"{predicted / measured - 1:+.1%}"]
+    cells = [f"{predicted:.3f}", f"{measured:.3f}", f"{row['time_off']:+.1%}"]
     cells += [f"{row['overhead']:.1%}", f"{row['measured_overhead']:.1%}", f"{points:+.1f}"]
-    drift = row.get("costs_after_seconds", 0) / row.get("costs_before_seconds", 1)
-    cells.append(f"{drift - 1:+.1%}" if drift else "")
+    turns = [turn["predicted"] / turn["measured"] - 1 for turn in row["turns"]]
+    cells.append(f"{min(turns):+.0%} to {max(turns):+.0%}")
     names = [row["title"], row["gradients"], _BUDGETS[row["budget"]]]
     return _marked([*names, *cells], time_outside(row))
 

@@ -41,7 +41,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("models", nargs="*", default=list(ZOO))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--copies", type=int, help="of each batch; 16 on CUDA")
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--profile", help="hardware profile of this device, if not found by name")
     parser.add_argument("--folder", type=Path, default=Path("docs"))
     return parser.parse_args(given)
@@ -56,7 +56,7 @@ def main(given: Sequence[str] | None = None) -> None:
     copies = args.copies or COPIES[device.type]
     page = args.folder / f"fidelity-{slug(name)}.md"
     results = page.with_suffix(".json")
-    common = ["--device", args.device, "--rounds", str(args.rounds), "--copies", str(copies)]
+    common = ["--device", args.device, "--turns", str(args.turns), "--copies", str(copies)]
     files = ["--results", str(results), "--table", str(page)]
     fidelity.main([*args.models, *common, *files])
     profile = args.profile or profile_for(name)

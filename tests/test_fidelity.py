@@ -37,7 +37,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     entries = {"small": Entry("small", build), "half": Entry("half", build, torch.bfloat16)}
     monkeypatch.setattr(fidelity, "ZOO", entries)
     monkeypatch.setattr(on_device, "ZOO", entries)
-    return ["--rounds", "1", "--time-limit", "1", "--results", str(tmp_path / "rows.json")]
+    return ["--turns", "2", "--time-limit", "1", "--results", str(tmp_path / "rows.json")]
 
 
 @pytest.mark.parametrize(("name", "gradients"), [("small", "dropped"), ("half", "allocated")])
@@ -53,11 +53,14 @@ def test_predicted_peaks_are_within_the_limits(small, name, gradients):
     assert "torch" in document(rows)
 
 
+TURN = {"predicted": 1.0, "measured": 1.0, "overhead": 0.1, "measured_overhead": 0.1}
+
+
 def row(**changed: Any) -> dict[str, Any]:
     whole = {
         **{"model": "m", "title": "M", "gradients": "dropped", "budget": "none"},
         **{"predicted_peak": 1000, "measured_peak": 1000, "environment": {"device": "d"}},
-        **{"predicted_seconds": 1.0, "measured_seconds": 1.0},
+        **{"predicted_seconds": 1.0, "measured_seconds": 1.0, "time_off": 0.0, "turns": [TURN]},
         **{"overhead": 0.1, "measured_overhead": 0.1},
     }
     return {**whole, **changed}
@@ -69,10 +72,17 @@ def test_limits_of_the_peak():
 
 
 def test_limits_of_time_and_overhead():
-    assert not time_outside(row(predicted_seconds=1.04, measured_overhead=0.119))
-    assert time_outside(row(predicted_seconds=1.06))
-    assert time_outside(row(predicted_seconds=0.94))
+    assert not time_outside(row(time_off=0.04, measured_overhead=0.119))
+    assert time_outside(row(time_off=0.06))
+    assert time_outside(row(time_off=-0.06))
     assert time_outside(row(measured_overhead=0.121))
+
+
+def test_the_middle_turn_counts():
+    """A machine that became slower between two turns moves neither ratio."""
+    turns = [TURN | {"predicted": p, "measured": m} for p, m in ((1, 1), (2, 2), (1.5, 1))]
+    found = fidelity.summed_up(turns)
+    assert found["time_off"] == 0 and found["overhead"] == 0.1
 
 
 def test_rows_outside_are_bold_and_counted():
