@@ -234,18 +234,21 @@ def prices(step: Step, plans: dict[str, Plan]) -> dict[str, float]:
 def seconds_of(
     steps: Mapping[str, Callable[[], None]], rounds: int, between: Callable[[], None], device: str
 ) -> dict[str, float]:
-    """Median time of each step, in turns; one round more, first, is not counted.
+    """Median time of each step. Before them it runs once without being counted.
 
-    What happens `between` two steps is not counted either, nor, on CPU, the time for which the
-    process waited for a core.
+    In training a step follows one of the same plan. After one of another, which leaves the memory
+    in other pieces, it takes some percent longer. What happens `between` two steps is not counted
+    either, nor, on CPU, the time for which the process waited for a core.
     """
-    samples: dict[str, list[int]] = {name: [] for name in steps}
     clock = undisturbed_ns if device == "cpu" else _wall_ns
-    for _ in range(rounds + 1):
-        for name, step in steps.items():
-            samples[name].append(clock(step))
+    found = {}
+    for name, step in steps.items():
+        times = []
+        for _ in range(rounds + 1):
+            times.append(clock(step))
             between()
-    return {name: statistics.median(times[1:]) / 1e9 for name, times in samples.items()}
+        found[name] = statistics.median(times[1:]) / 1e9
+    return found
 
 
 def _wall_ns(step: Callable[[], None]) -> int:
