@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner import bounds
 from planner.bounds import lower_bound, solve_boundary
 from planner.closing import Closing
 from planner.instance import Instance
@@ -45,6 +46,16 @@ def test_no_schedule_beats_the_bound(problem: Problem, data: st.DataObject) -> N
     assert bound >= problem.graph.time_ns
     if best is not None:
         assert bound <= instance.time_of(best)
+
+
+def test_very_large_graphs_have_the_relaxed_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = transformer_graph(6)
+    plain = Instance(Problem(graph, 0)).peak(save_all_order(graph))
+    budget = graph.fixed + int(0.4 * (plain - graph.fixed))
+    instance = Instance(Problem(graph, budget))
+    exact = lower_bound(instance, budget)
+    monkeypatch.setattr(bounds, "_BOUNDARY_COLUMNS", 0)
+    assert graph.time_ns < lower_bound(instance, budget) <= exact
 
 
 @settings(max_examples=CASES, deadline=None)
