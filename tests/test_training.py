@@ -18,7 +18,7 @@ from runtime import measure
 from tests.models import MODELS, Perceptron, bert, gpt2
 
 GB = 1e9
-QUICK = {"time_limit": 5.0}  # of the solver: these tests are about what runs, not how good it is
+QUICK = {"time_limit": 2.0}  # of the solver: these tests are about what runs, not how good it is
 
 
 def tight(model: nn.Module, batch: Any, fraction: float, **options: Any) -> Plan:
