@@ -146,8 +146,8 @@ def lower_bound(
 def _boundary_bound(instance: Instance, budget: int, limits: Limits) -> int:
     """That of the boundary program, or of its relaxation where the program is very large.
 
-    Of a thousand equal layers HiGHS takes a minute and a half for the program, and the relaxation
-    proves as much but for 2e-5 of the step.
+    HiGHS takes a minute and a half for the program of a thousand equal layers. Of 384, which take it
+    six seconds, the relaxation proves 2e-5 of the step less.
     """
     program, _, _ = boundary_program(instance, budget)
     answer = program.solve(limits, relaxed=len(program.cost) > _BOUNDARY_COLUMNS)
