@@ -28,7 +28,7 @@ from planner.linear import NO_LIMITS, Answer, Limits, Program, ProgramError, mem
 from planner.staged_program import Moment, staged_program
 
 _COLUMNS = 150_000  # larger programs take too long for what they add
-_BOUNDARY_COLUMNS = 20_000  # of the boundary program: more are relaxed
+_BOUNDARY_COLUMNS = 20_000  # branch and bound would take longer than all the rest of solving
 BOUNDARY_LIMITS = Limits(gap=1e-4, nodes=200)
 
 
@@ -100,13 +100,15 @@ def _ways(
 
 
 def solve_boundary(instance: Instance, budget: int, limits: Limits = NO_LIMITS) -> BoundaryAnswer:
-    """Solves the boundary program.
+    """Solves the boundary program; of a very large graph, with hundreds of layers, its relaxation.
+
+    The bound is then a little weaker, and values and operations are those above one half.
 
     Raises:
         ProgramError: nothing fits at the boundary, or no answer within the limits.
     """
     program, s, r = boundary_program(instance, budget)
-    answer = program.solve(limits)
+    answer = program.solve(limits, relaxed=len(program.cost) > _BOUNDARY_COLUMNS)
     return BoundaryAnswer(
         instance.graph.time_ns + safe_floor(answer),
         frozenset(v for v, column in s.items() if answer.values and answer.values[column] > 0.5),
@@ -130,7 +132,7 @@ def lower_bound(
     if instance.boundary == instance.count:
         return bound
     try:
-        bound = max(bound, _boundary_bound(instance, budget, _limits(end)))
+        bound = max(bound, solve_boundary(instance, budget, _limits(end)).bound_ns)
         for count in sorted({min(n, len(moments)) for n in (1, 2, 4)} - {0}):
             program = staged_program(instance, budget, moments[:count]).program
             if len(program.cost) > _COLUMNS:
@@ -141,17 +143,6 @@ def lower_bound(
         if error.infeasible:
             raise
     return bound
-
-
-def _boundary_bound(instance: Instance, budget: int, limits: Limits) -> int:
-    """That of the boundary program, or of its relaxation where the program is very large.
-
-    HiGHS takes a minute and a half for the program of a thousand equal layers. Of 384, which take it
-    six seconds, the relaxation proves 2e-5 of the step less.
-    """
-    program, _, _ = boundary_program(instance, budget)
-    answer = program.solve(limits, relaxed=len(program.cost) > _BOUNDARY_COLUMNS)
-    return instance.graph.time_ns + safe_floor(answer)
 
 
 def _limits(end: float) -> Limits:

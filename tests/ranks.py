@@ -228,7 +228,7 @@ def refusals() -> dict[str, Any]:
 
 
 def example(main: Callable[..., None]) -> dict[str, Any]:
-    main(hardware="cpu", time_limit=2)  # "greedy" alone would miss some of the budgets
+    main(hardware="cpu", time_limit=1)  # "greedy" alone would miss some of the budgets
     return {}
 
 

@@ -37,7 +37,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     entries = {"small": Entry("small", build), "half": Entry("half", build, torch.bfloat16)}
     monkeypatch.setattr(fidelity, "ZOO", entries)
     monkeypatch.setattr(on_device, "ZOO", entries)
-    return ["--turns", "2", "--time-limit", "1", "--results", str(tmp_path / "rows.json")]
+    return ["--turns", "1", "--time-limit", "1", "--results", str(tmp_path / "rows.json")]
 
 
 @pytest.mark.parametrize(("name", "gradients"), [("small", "dropped"), ("half", "allocated")])

@@ -78,9 +78,18 @@ class FusedCosts:
             return cost
         moved, every = _bytes(node)
         time_ns = round(cost.time_ns * moved / every) if every else 0
-        beside = BESIDE * self.allocated(_size(node)) if _has_neighbours(node) else 0
-        beside = max(beside, _waiting(node) if _is_pointwise(node) else 0)
-        return OperationCost(time_ns, cost.workspace + beside, cost.outputs)
+        return OperationCost(time_ns, cost.workspace + self._beside(node), cost.outputs)
+
+    def _beside(self, node: fx.Node) -> int:
+        """Bytes that a fused kernel holds and the schedule does not."""
+        if not _has_neighbours(node):
+            return 0
+        read, held = _chain(node)
+        waiting = sum(map(self._allocated, read)) - sum(map(self._allocated, held))
+        return max(BESIDE * self._allocated(node), waiting)
+
+    def _allocated(self, node: fx.Node) -> int:
+        return self.allocated(_size(node))
 
 
 def moved_ahead(nodes: Iterable[fx.Node]) -> int:
@@ -119,10 +128,9 @@ def _has_neighbours(node: fx.Node) -> bool:
     return _is_pointwise(node) and any(is_fused(n) and _phase(n) == _phase(node) for n in near)
 
 
-def _waiting(node: fx.Node) -> int:
-    """Bytes that earlier members of the chain which ends here read, and this operation does not.
-
-    What the schedule holds in their place, the members' results that this one reads, is taken off.
+def _chain(node: fx.Node) -> tuple[set[fx.Node], list[fx.Node]]:
+    """What earlier members of the chain that ends here read, and this operation does not; and the
+    members whose results it reads, which the schedule holds in their place.
     """
     members, read = [node], set[fx.Node]()
     for member in members:
@@ -133,7 +141,7 @@ def _waiting(node: fx.Node) -> int:
             elif maker.op == "call_function":
                 read.add(maker)
     own = set(map(_maker, node.all_input_nodes))
-    return max(0, sum(map(_size, read - own)) - sum(_size(m) for m in members[1:] if m in own))
+    return read - own, [m for m in members[1:] if m in own]
 
 
 def _is_pointwise(node: fx.Node) -> bool:
