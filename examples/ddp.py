@@ -40,7 +40,7 @@ def main(**options: Any) -> None:
         made = plan(model, (data[0],), budget_gb=budget / 1e9, optimizer=optimizer, **options)
         assert isinstance(made, Plan)
         made.apply()
-        planned = train(model, optimizer, data, held(model))
+        planned = train(model, optimizer, data, held(model), made.budget_bytes)
         compare("DDP", plain, planned, made.budget_bytes, len(made.recomputed))
 
 

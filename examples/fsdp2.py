@@ -46,7 +46,7 @@ def main(**options: Any) -> None:
         made = plan(model, (data[0],), budget_gb=budget / 1e9, optimizer=optimizer, **options)
         assert isinstance(made, Plan)
         made.apply()
-        planned = train(model, optimizer, data)
+        planned = train(model, optimizer, data, allowed=made.budget_bytes)
         compare("FSDP2", plain, planned, made.budget_bytes, len(made.recomputed))
 
 

@@ -55,7 +55,12 @@ def buffers() -> int:
     return MICRO * (2 * micro + 64)
 
 
-def train(stage: nn.Sequential, optimizer: torch.optim.Optimizer, data: list[torch.Tensor]) -> Run:
+def train(
+    stage: nn.Sequential,
+    optimizer: torch.optim.Optimizer,
+    data: list[torch.Tensor],
+    allowed: int | None = None,
+) -> Run:
     rank, size = dist.get_rank(), dist.get_world_size()
     pipe = PipelineStage(stage, rank, size, data[0].device)
     schedule = Schedule1F1B(pipe, MICRO, loss_fn=loss_of)
@@ -72,8 +77,8 @@ def train(stage: nn.Sequential, optimizer: torch.optim.Optimizer, data: list[tor
 
     for batch in data[:-3]:
         step(batch)
-    peak = least_peak(step, data[-3:], stage, optimizer)
-    return Run(tuple(losses), peak)
+    peak = least_peak(step, data[-3:], stage, optimizer, allowed)
+    return Run(tuple(losses[: len(data)]), peak)
 
 
 def main(**options: Any) -> None:
@@ -95,8 +100,8 @@ def main(**options: Any) -> None:
         )
         assert isinstance(made, Plan)
         made.apply()
-        planned = train(stage, optimizer, data)
         allowed = made.budget_bytes + buffers()
+        planned = train(stage, optimizer, data, allowed)
         compare("pipeline", plain, planned, allowed, len(made.recomputed))
 
 
