@@ -295,13 +295,30 @@ class Engine:
 
     def activate(self, plan: Plan) -> Callable[..., Any]:
         """Makes the plan the one in force, and returns the call that runs it."""
+        self._ask_as(plan)
         self.plan = plan
         made = self._made.get(plan.key)
+        if made is None:  # read from a file: matched with the graph at the first batch
+            self._given, self.programs = plan, Recent(KEPT)
         for key, program in made or ():
             self.programs.put(key, program)
-        if made is None:
-            self._given = plan  # read from a file: matched with the graph at the first batch
         return self.train_call
+
+    def _ask_as(self, plan: Plan) -> None:
+        """What is planned from here on keeps to this plan's budget and patterns.
+
+        They are not always those that the engine was made for: plans can be edited, or come from a
+        frontier. Programs that were made for others are forgotten.
+        """
+        asked = dataclasses.replace(
+            self.request,
+            budget_bytes=plan.budget_bytes,
+            keep=plan.keep,
+            recompute=plan.recompute,
+        )
+        if asked != self.request:
+            self.request = asked
+            self.programs = Recent(KEPT)
 
     def adopt_plan(self, plan: Plan) -> None:
         """Puts a plan that was made while training in force."""

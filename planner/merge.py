@@ -66,6 +66,8 @@ def merged(
         notes=(*notes, *(f"the forward leaves the graph at {b}" for b in breaks)),
         breaks=breaks,
         pieces=tuple(plans),
+        keep=engine.request.keep if engine else (),
+        recompute=engine.request.recompute if engine else (),
         _engine=engine,
     )
 

@@ -86,6 +86,7 @@ def verify(engine: Engine, plan: Plan, batch: Any) -> Verification:
         raise PlannerError("batch= is needed: pass a batch as example_inputs of plan takes it")
     trial = _Trial(engine, plan, inputs)
     held = _optimizer_state(engine, plan)
+    before = engine.plan
     try:
         planned, one = trial.run(engine.activate(plan))
         ran = engine.plan or plan  # made again, if the batch is not what the plan is for
@@ -96,6 +97,8 @@ def verify(engine: Engine, plan: Plan, batch: Any) -> Verification:
         plain, other = trial.run(engine.plain())
     finally:
         trial.state.restore(gradients=True)
+        if before is not None:
+            engine.activate(before)
     return Verification(
         {what: _worst(one[what], other[what]) for what in one},
         _with(planned, held),

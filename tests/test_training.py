@@ -12,25 +12,27 @@ import pytest
 import torch
 from torch import nn
 
-from planner import Plan, plan
+from planner import Plan, frontier, plan
 from planner.verify import loss_of
 from runtime import measure
 from tests.models import MODELS, Perceptron, bert, gpt2
 
 GB = 1e9
-QUICK = {"time_limit": 2.0}  # of the solver: these tests are about what runs, not how good it is
+QUICK = 2.0  # seconds for the solver: these tests are about what runs, not how good it is
 
 
 def tight(model: nn.Module, batch: Any, fraction: float, **options: Any) -> Plan:
     """A plan at a fraction of the way from the least possible to the plain step's saved bytes."""
-    options = QUICK | options
     wide = plan(model, batch, budget_gb=1000, **options)
     assert isinstance(wide, Plan)
+    return tighter(wide, fraction)
+
+
+def tighter(wide: Plan, fraction: float) -> Plan:
+    """The same, of a step that is captured already."""
     saved = wide.baseline_peak_bytes - (1 - fraction) * wide.baseline_saved_bytes
     budget = max(int(saved), wide.minimum_peak_bytes)
-    made = plan(model, batch, budget_gb=budget / GB, **options)
-    assert isinstance(made, Plan)
-    return made
+    return wide.edit(budget_gb=budget / GB, time_limit=QUICK)
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
@@ -82,10 +84,7 @@ def test_bitwise_and_within_budget(name: str) -> None:
     assert isinstance(wide, Plan) and not wide.recomputed
     peaks = []
     for fraction in (0.7, 0.4, 0.0):
-        saved = wide.baseline_peak_bytes - (1 - fraction) * wide.baseline_saved_bytes
-        budget = max(int(saved), wide.minimum_peak_bytes)
-        made = plan(model, batch, budget_gb=budget / GB, time_limit=QUICK["time_limit"])
-        assert isinstance(made, Plan)
+        made = tighter(wide, fraction)
         check = made.verify(batch)
         assert check.bitwise or name in OTHER_KERNEL, check
         assert max(difference for difference, _ in check.worst.values()) < 1e-9, check
@@ -287,12 +286,27 @@ def test_evaluation_and_no_grad_run_as_before() -> None:
     assert torch.equal(model(**batch).logits, twin(**batch).logits)
 
 
-def test_another_shape_is_planned_within_the_budget() -> None:
+def planned(model: nn.Module, x: torch.Tensor, budget: float, source: str) -> Plan:
+    if source == "plan":
+        made = plan(model, x, budget_gb=budget)
+    elif source == "edit":
+        wide = plan(model, x, budget_gb=1000).apply()
+        train(model, torch.randn(96, 64))  # one that the wider budget has room for
+        made = wide.plan.edit(budget_gb=budget)
+    else:
+        made = frontier(model, x, points=[budget]).plan(budget)
+    assert isinstance(made, Plan)
+    return made
+
+
+@pytest.mark.parametrize("source", ["plan", "edit", "frontier"])
+def test_another_shape_is_planned_within_the_budget(source: str) -> None:
     torch.manual_seed(0)
     model = Perceptron(64, 6)
     twin = copy.deepcopy(model)
     x = torch.randn(512, 64)
-    made = tight(model, x, 0.3)
+    budget = tight(copy.deepcopy(model), x, 0.3).budget_bytes
+    made = planned(model, x, budget / GB, source)
     made.apply()
     for rows in (512, 96, 512):
         y = torch.randn(rows, 64)
@@ -303,13 +317,26 @@ def test_another_shape_is_planned_within_the_budget() -> None:
             each.zero_grad(set_to_none=True)
         step = partial(train, model, y)
         measured = measure(step, model, inputs=y)
-        assert measured.peak_bytes <= made.budget_bytes
+        assert measured.peak_bytes <= made.budget_bytes == budget
+        assert model.plan.budget_bytes == budget
         train(twin, y)
         assert_same(model, twin)
 
 
 def train(model: nn.Module, x: torch.Tensor) -> None:
     model(x).square().mean().backward()
+
+
+def test_verifying_one_plan_leaves_another_in_force() -> None:
+    torch.manual_seed(0)
+    model, x = Perceptron(64, 6), torch.randn(512, 64)
+    made = tight(model, x, 0.3)
+    wide = made.edit(budget_gb=1000)
+    made.apply()
+    assert wide.verify(x).planned.peak_bytes > made.budget_bytes
+    step = partial(train, model, x)
+    assert measure(step, model, inputs=x).peak_bytes <= made.budget_bytes
+    assert model.plan is made
 
 
 def test_pending_plan_is_made_on_the_first_batch() -> None:
