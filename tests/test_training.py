@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -179,6 +180,16 @@ def test_batch_norm_moves_once() -> None:
     assert_same(model, twin)
 
 
+@pytest.fixture
+def frozen_heap() -> Iterator[None]:
+    """Each measurement collects garbage: spares it what all the tests before have left alive."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("frozen_heap")
 def test_training_loop_equals_plain_bitwise() -> None:
     """20 steps of AdamW: same losses, same parameters; memory does not grow."""
     torch.manual_seed(0)
@@ -199,7 +210,6 @@ def test_training_loop_equals_plain_bitwise() -> None:
         into.append(loss.item())
 
     for _ in range(20):
-        gc.collect()
         measured = measure(
             lambda: step(model, optimizer, losses[0]), model, optimizer, list(batch.values())
         )
