@@ -131,10 +131,15 @@ class Engine:
             "under torch.no_grad()): there is no backward pass to plan"
         )
 
-    def make_plan(self, traced: Traced, inputs: Inputs | None = None) -> Plan:
-        """Prices and solves a captured step."""
+    def make_plan(
+        self,
+        traced: Traced,
+        inputs: Inputs | None = None,
+        absent: frozenset[int] | None = None,
+    ) -> Plan:
+        """Prices and solves a captured step; `absent` as for `extract`."""
         held = traced.held if traced.sizes or inputs is None else inputs
-        step = self.extract(traced, held)
+        step = self.extract(traced, held, absent)
         graph = step.graph
         budget, request = self.budget_for(graph.fixed), self.request
         (problem,) = problems_of([graph], budget, request.keep, request.recompute)
@@ -381,9 +386,10 @@ class Engine:
         if getattr(self._mode, "capturing", False):
             raise _Captured(traced)
         known = self.program_for(traced, 0, 0)
-        if known is None:
-            log.info("planning for new sizes, or for gradients that exist already")
-            self.adopt_plan(self.make_plan(traced))
+        absent = known.over if known is not None else None
+        if known is None or absent is not None:
+            log.info("planning for new sizes, other outputs used, or gradients that exist already")
+            self.adopt_plan(self.make_plan(traced, absent=absent))
             known = self.programs.get(traced.key())
         assert known is not None
         return known

@@ -84,7 +84,7 @@ class Pricing:
         if step.absent:
             notes.append(
                 f"{len(step.absent)} of {len(step.joint.tangents)} differentiable outputs are "
-                "assumed to receive no gradient (the model returns a scalar loss)"
+                "assumed to receive no gradient, since a scalar output is made from them"
             )
         return tuple(notes)
 

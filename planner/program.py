@@ -19,7 +19,8 @@ class StepProgram:
     """Runs an order of operations; see `runtime.execute.Program`.
 
     The order was found under the assumption that some tangents are absent. It is valid for every
-    other pattern too: the slices for a pattern are made when it first occurs.
+    other pattern too: the slices for a pattern are made when it first occurs. If one was seen whose
+    step does not fit the budget, `over` says what can be assumed absent from there on.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class StepProgram:
         self._costs = costs
         self._backend = backend
         self.budget_bytes = budget_bytes
+        self.over: frozenset[int] | None = None
         self._slices: dict[frozenset[int], tuple[Slice, ...]] = {}
 
     @cached_property
@@ -66,10 +68,12 @@ class StepProgram:
         schedule = Schedule.from_order(step.graph, self.order)
         peak = simulate(step.graph, schedule).peak_bytes
         if peak > self.budget_bytes:
+            self.over = absent & self.step.absent
             warnings.warn(
                 "gradients arrived at outputs that the plan assumed unused: this step peaks at "
-                f"{peak / 1e9:.3f} GB, over the budget of {self.budget_bytes / 1e9:.3f} GB. "
-                "Return only the outputs that the loss uses, or plan with a larger budget.",
+                f"{peak / 1e9:.6g} GB, over the budget of {self.budget_bytes / 1e9:.6g} GB. The "
+                "next is planned for them if the forward is one graph; otherwise return only the "
+                "outputs that the loss uses, or plan with a larger budget.",
                 stacklevel=2,
             )
         other = rewrite(step, schedule)

@@ -225,8 +225,9 @@ class _Gates:
         self.arguments = list(args)
         if not joint.one_to_one or not torch.is_grad_enabled():
             return
-        slices = session.program.rewritten.slices
-        wanting = {p for part in slices for p in part.primals if _needs_gradient(args, p)}
+        # Gates stand for gradients of other tangents than were planned for, too.
+        gates = [(*part.primals, *part.others) for part in session.program.rewritten.slices]
+        wanting = {p for primals in gates for p in primals if _needs_gradient(args, p)}
         session.sliced = (
             all(type(args[p]) in _PLAIN for p in wanting)
             and bool(wanting)
@@ -235,8 +236,8 @@ class _Gates:
         if not session.sliced:
             return
         token = torch.empty((), requires_grad=True)
-        for part in reversed(slices):
-            primals = [p for p in part.primals if p in wanting]
+        for behind in reversed(gates):
+            primals = [p for p in behind if p in wanting]
             token, *passed = _Gate.apply(session, primals, token, *(args[p] for p in primals))
             for primal, tensor in zip(primals, passed, strict=True):
                 self.arguments[primal] = tensor

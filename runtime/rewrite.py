@@ -59,12 +59,14 @@ class Slice:
     """A part of the backward pass.
 
     `function(live)` takes the list `inputs` (values) and returns (gradients, next slice's inputs).
-    `primals` says whose gradients they are.
+    `primals` says whose gradients they are; `others` are primals that get none, and would get
+    theirs at about this point if other tangents arrived.
     """
 
     function: Callee
     inputs: tuple[int, ...]
     primals: tuple[int, ...]
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -326,6 +328,7 @@ def _slices(
     tangents = [step.value_of[t] for i, t in enumerate(step.joint.tangents) if i not in step.absent]
     inputs = (*saved, *tangents)
     start = 0
+    without = step.without_gradient()
     for end in _slice_ends(steps):
         emitter = _Emitter(step, live)
         for v in inputs:
@@ -338,7 +341,9 @@ def _slices(
         inputs_next = tuple(v for v in held if v in emitter.states or step.owners[v] in emitter.env)
         module = emitter.output((gradients, [emitter.value(v) for v in inputs_next]))
         module.meta["called"] = emitter.called
-        yield Slice(module, inputs, primals)
+        run = {s.op for s in steps[start:end] if isinstance(s, Compute)}
+        others = [p for p, maker in without.items() if maker in run or (last and maker is None)]
+        yield Slice(module, inputs, primals, tuple(others))
         inputs, start = inputs_next, end
 
 

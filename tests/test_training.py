@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -431,6 +432,61 @@ def test_a_gradient_at_an_output_assumed_unused_is_right() -> None:
         out = each(**batch)
         (out.loss + out.logits.square().mean()).backward()
     assert_same(model, twin)
+
+
+class Heads(nn.Module):
+    """Two outputs for a loss outside, a part of it, and a loss with what it was made from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.a, self.b, self.c = (Perceptron(32, 3) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        h = self.trunk(x)
+        a, b, c = self.a(h), self.b(h), self.c(h)
+        return {"a": a, "part": b.square().mean(), "c": c, "loss": c.tanh().square().mean()}
+
+
+@pytest.mark.parametrize("room", [0.5, 1.0])
+@pytest.mark.parametrize("used", ["a", "a part", "part", "c", "loss", "a c part", "c loss"])
+def test_gradients_of_the_outputs_that_are_used(used: str, room: float) -> None:
+    """Whatever is differentiated: parameters that only it depends on get their gradients."""
+    torch.manual_seed(0)
+    model, x = Heads(), torch.randn(256, 32)
+    twin = copy.deepcopy(model)
+    wide = plan(model, x, budget_gb=1)
+    assert isinstance(wide, Plan)
+    tighter(wide, room).apply()
+    for _ in range(2):
+        for each in (model, twin):
+            each.zero_grad()
+            out = each(x)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                sum(out[name].tanh().sum() for name in used.split()).backward()
+        assert_same(model, twin)
+
+
+def test_a_step_with_other_outputs_used_is_planned_again() -> None:
+    """`c` is assumed unused, since the loss is made from it: a warning, and the next step fits."""
+    torch.manual_seed(0)
+    model, x = Heads(), torch.randn(256, 32)
+    wide = plan(model, x, budget_gb=1)
+    assert isinstance(wide, Plan)
+    assert any("1 of 4 differentiable outputs" in note for note in wide.notes)
+    made = tighter(wide, 0.5)
+    made.apply()
+
+    def step() -> None:
+        model.zero_grad()
+        out = model(x)
+        (out["loss"] + out["a"].sum() + out["c"].square().sum()).backward()
+
+    with pytest.warns(UserWarning, match="assumed unused: this step peaks at"):
+        step()
+    step()  # planned here
+    model.zero_grad()
+    assert measure(step, model, inputs=x).peak_bytes <= made.budget_bytes
 
 
 def test_saved_values_are_protected() -> None:

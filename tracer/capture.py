@@ -129,6 +129,16 @@ class JointGraph:
         said = output.meta.get("desc") or [""] * len(self._output_args)
         return [type(d).__name__ if d else "" for d in said[: self.num_forward_outputs]]
 
+    def differentiated(self, tangent: fx.Node) -> fx.Node | None:
+        """The forward output whose gradient a tangent is; None where AOTAutograd does not say."""
+        output = next(iter(self.module.graph.find_nodes(op="output")))
+        said = output.meta.get("desc") or []
+        wanted = getattr(_whole(tangent.meta.get("desc")), "output", None)
+        for description, node in zip(said, self.outputs, strict=False):
+            if wanted is not None and _whole(description) == wanted and isinstance(node, fx.Node):
+                return node
+        return None
+
     @cached_property
     def mutated_primals(self) -> set[int]:
         """Indices of primals whose content the forward replaces (after it has run)."""
@@ -143,6 +153,13 @@ class JointGraph:
     def _output_args(self) -> list[Any]:
         output = next(iter(self.module.graph.find_nodes(op="output")))
         return list(output.args[0])
+
+
+def _whole(description: Any) -> Any:
+    """AOTAutograd's description of a tensor, given that of a part of it (of a DTensor, say)."""
+    while hasattr(description, "base"):
+        description = description.base
+    return description
 
 
 class Executor(Protocol):
@@ -218,7 +235,7 @@ class CompiledForward:
         """
         try:
             if self._captured_once and self.whole:
-                with suppress(TorchDynamoException), self._where():  # a new graph: see below
+                with suppress(TorchDynamoException), dynamo_settings(), self._where():
                     return self._compiled(*args, **kwargs)
             self._on_meta = _on_meta(self._model)
             with dynamo_settings(recurrent=_is_recurrent(self._model)), self._where():

@@ -73,15 +73,61 @@ class StepGraph:
     absent: frozenset[int]
     zeros: Zeros
 
+    def without_gradient(self) -> dict[int, int | None]:
+        """Primals whose gradient is zero because tangents are absent.
+
+        Each with the operation that makes it where they arrive; None if it is a tangent or a value
+        of the forward pass itself.
+        """
+        found: dict[int, int | None] = {}
+        for primal, gradient in enumerate(self.joint.gradients):
+            if gradient is not None and self.gradient_values[primal] is None:
+                root = _root(gradient, _NO_ZEROS)
+                call = root.args[0] if root.target is operator.getitem else root
+                found[primal] = self.op_index.get(call) if isinstance(call, fx.Node) else None
+        return found
+
+
+_NO_ZEROS = Zeros(frozenset(), {}, frozenset())
 
 def likely_absent(joint: JointGraph) -> frozenset[int]:
     """The tangents that will probably not arrive.
 
-    If the model returns a scalar that needs a gradient it is the loss, and nobody differentiates
-    the other outputs. Otherwise every floating output may be used.
+    If the model returns a scalar that needs a gradient it is a loss, and nobody differentiates the
+    outputs that it was made from (logits, hidden states). Outputs that no scalar depends on are
+    used by a loss outside of the model, and a scalar beside them is a part of it (a router's
+    balance, a divergence).
     """
-    scalar = [i for i, t in enumerate(joint.tangents) if _is_scalar(t)]
-    return frozenset(range(len(joint.tangents))) - frozenset(scalar) if scalar else frozenset()
+    made_from: set[fx.Node] = set()
+    for tangent in filter(_is_scalar, joint.tangents):
+        made_from |= _ancestors(joint.differentiated(tangent))
+    return frozenset(
+        i
+        for i, tangent in enumerate(joint.tangents)
+        if not _is_scalar(tangent) and _before_casts(joint.differentiated(tangent)) in made_from
+    )
+
+
+def _ancestors(node: fx.Node | None) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    pending = [node] if node is not None else []
+    while pending:
+        for source in pending.pop().all_input_nodes:
+            if source not in found:
+                found.add(source)
+                pending.append(source)
+    return found
+
+
+def _before_casts(node: fx.Node | None) -> fx.Node | None:
+    """What an output is another shape or precision of."""
+    while node is not None:
+        root = _root(node, _NO_ZEROS)
+        cast = root.op == "call_function" and root.target is torch.ops.aten._to_copy.default
+        if not cast:
+            return root
+        node = root.all_input_nodes[0]
+    return None
 
 
 def protect_mutated_inputs(joint: JointGraph) -> None:

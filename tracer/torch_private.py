@@ -83,7 +83,8 @@ def dynamo_settings(*, recurrent: bool = False) -> Iterator[None]:
 
     Relies on `torch._dynamo.config` names that exist from torch 2.11 to 2.15. A recompile limit
     would make Dynamo run the model unplanned: reaching it raises instead. Log messages written
-    in a forward cannot be part of a graph; they are left out rather than refused.
+    in a forward cannot be part of a graph; they are left out rather than refused. Dynamo leaves out
+    the guards that see a hook put on a module later: the hook would never run, so they are kept.
 
     With `recurrent`, recurrent layers are traced step by step, which Dynamo refuses by default
     because the graphs are long. oneDNN is off meanwhile (`torch._C._set_mkldnn_enabled`):
@@ -98,6 +99,7 @@ def dynamo_settings(*, recurrent: bool = False) -> Iterator[None]:
         "recompile_limit": 64,
         "accumulated_recompile_limit": 4096,
         "fail_on_recompile_limit_hit": True,
+        "skip_nnmodule_hook_guards": False,
         "allow_rnn": recurrent,
         ignored: getattr(config, ignored) | loggers,
     }

@@ -52,13 +52,19 @@ class Found:
     binding: tuple[Moment, ...] = ()
 
     def consider(self, instance: Instance, order: Sequence[int], end: float = math.inf) -> None:
-        """Repairs and reduces an order and keeps it if it is the fastest so far."""
+        """Repairs and reduces an order and keeps it if it is the fastest so far.
+
+        One that holds at the boundary what it must not is left: a value that an answer makes again
+        right before the boundary is made after it in the order, from what is held there.
+        """
         line = Timeline(instance, order)
         try:
             repair_line(line, instance.budget, max(REPAIRS, instance.count // 25), end)
         except Stuck:
             return
         reduce_line(line, instance.budget)
+        if instance.dropped and not instance.obeys(line.order):
+            return
         time = instance.time_of(line.order)
         if not self.order or time < self.time_ns:
             self.order, self.time_ns = tuple(line.order), time
