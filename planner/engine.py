@@ -39,6 +39,7 @@ from runtime.module import (
     uninstall,
     without_backward_hooks,
 )
+from runtime.torch_private import transformed
 from tracer.capture import CompiledForward, GraphBreak, JointGraph, sizes_may_vary
 from tracer.errors import PlannerError
 from tracer.extract import StepGraph, extract, likely_absent
@@ -357,6 +358,11 @@ class Engine:
         other_mode = self._training not in (None, self.model.training)
         if not torch.is_grad_enabled() or other_mode:
             return plain_call(self.model)(*args, **kwargs)
+        if transformed():
+            raise PlannerError(
+                "a planned module cannot be transformed by torch.func (grad, vmap, jvp, ...) or "
+                "differentiated in forward mode: call plan.remove() for such calls"
+            )
         return self.train_call(*args, **kwargs)
 
     def train_call(self, *args: Any, **kwargs: Any) -> Any:

@@ -158,7 +158,10 @@ class _Session:
     def by_token(cls, token: torch.Tensor) -> _Session:
         session = cls._by_number.get(int(token))
         if session is None:
-            raise PlannerError("backward was called for a step whose forward is gone")
+            raise PlannerError(
+                "backward was called for a step whose forward is gone. If the planned module "
+                "is called inside torch.utils.checkpoint, leave that out: the plan recomputes"
+            )
         return session
 
     def start_backward(self, tangents: list[Any]) -> None:

@@ -43,6 +43,7 @@ __all__ = [
     "saved_by_autograd",
     "set_backward_hooks",
     "sharded_units",
+    "transformed",
     "tree_flatten",  # these of torch.utils._pytree: outputs of any shape, the same since 2.0
     "tree_leaves",
     "tree_unflatten",
@@ -84,6 +85,16 @@ def graph_kept() -> bool:
 
 
 _NO_HOOK = -1
+
+
+def transformed() -> bool:
+    """Whether a `torch.func` transform or forward-mode differentiation is at work.
+
+    Relies on functorch's stack of interpreters and on `torch.autograd.forward_ad._current_level`,
+    which is -1 outside of `dual_level`; both since torch 2.0.
+    """
+    stack = torch._C._functorch.peek_interpreter_stack()
+    return stack is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def install_call(module: torch.nn.Module, call: Callable[..., Any]) -> None:

@@ -33,11 +33,14 @@ from tracer.torch_private import (
     branches_on_data,
     break_after,
     break_of,
+    capture_is_off,
     dynamo_settings,
     forward_failed,
+    global_hooks,
     mark_varying,
     meta_as_cpu,
     no_fake_mode,
+    ordinary_stance,
     recompile_limit_hit,
     unmark_varying,
 )
@@ -218,6 +221,7 @@ class CompiledForward:
         self.breaks: list[str] = []
         self._model, self._make_executor = model, make_executor
         self._captured_once = self._on_meta = False
+        self._hooks = global_hooks()
         self._compiled = self._compile(whole=True)
 
     @property
@@ -233,6 +237,18 @@ class CompiledForward:
             UntraceableModel: torch cannot go on, or what runs depends on the content of tensors.
             PlannerError: the forward itself fails.
         """
+        if capture_is_off():
+            raise UntraceableModel(
+                "torch.compile is switched off (TORCHDYNAMO_DISABLE, TORCH_COMPILE_DISABLE or "
+                "torch._dynamo.config.disable), and a step is captured with it: switch it on, or "
+                "train without a plan"
+            )
+        if self._hooks != global_hooks():
+            self._forget()
+        with ordinary_stance():
+            return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             if self._captured_once and self.whole:
                 with suppress(TorchDynamoException), dynamo_settings(), self._where():
@@ -243,15 +259,20 @@ class CompiledForward:
                 return self._compiled(*args, **kwargs)
         except TorchDynamoException as error:
             if recompile_limit_hit(error):  # too many graphs: those that exist are forgotten
-                self._compiled = self._compile(whole=self.whole)
-                self._captured_once = False
-                return self(*args, **kwargs)
+                self._forget()
+                return self._run(args, kwargs)
             reason = break_of(error)
             if forward_failed(error) or not self.whole or branches_on_data(reason):
                 raise _explained(error) from error
             self.breaks.append(reason)
             self._compiled = self._compile(whole=False)
             raise GraphBreak(self.breaks[0]) from error
+
+    def _forget(self) -> None:
+        """Captures everything again."""
+        self._hooks = global_hooks()
+        self._compiled = self._compile(whole=self.whole)
+        self._captured_once = False
 
     def _where(self) -> AbstractContextManager[None]:
         """A model on the meta device is always traced as if it lay on the CPU."""

@@ -90,6 +90,7 @@ class StepGraph:
 
 _NO_ZEROS = Zeros(frozenset(), {}, frozenset())
 
+
 def likely_absent(joint: JointGraph) -> frozenset[int]:
     """The tangents that will probably not arrive.
 
@@ -123,7 +124,7 @@ def _before_casts(node: fx.Node | None) -> fx.Node | None:
     """What an output is another shape or precision of."""
     while node is not None:
         root = _root(node, _NO_ZEROS)
-        cast = root.op == "call_function" and root.target is torch.ops.aten._to_copy.default
+        cast = root.op == "call_function" and str(root.target) == "aten._to_copy.default"
         if not cast:
             return root
         node = root.all_input_nodes[0]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -30,8 +31,10 @@ __all__ = [
     "branches_on_data",
     "break_after",
     "break_of",
+    "capture_is_off",
     "dynamo_settings",
     "forward_failed",
+    "global_hooks",
     "is_symbolic",
     "joint_fake_mode",
     "linear_in",
@@ -40,6 +43,7 @@ __all__ = [
     "named_arguments",
     "no_fake_mode",
     "number_of",
+    "ordinary_stance",
     "plain_eager",
     "recompile_limit_hit",
     "storage_key",
@@ -110,6 +114,42 @@ def dynamo_settings(*, recurrent: bool = False) -> Iterator[None]:
             yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
+
+
+def capture_is_off() -> bool:
+    """Whether Dynamo was switched off, so that `torch.compile` returns what it is given.
+
+    Relies on `torch._dynamo.config.disable` (and TORCH_COMPILE_DISABLE, which sets it) and on the
+    environment variable that `torch._dynamo.optimize` looks at.
+    """
+    return bool(torch._dynamo.config.disable) or os.environ.get("TORCHDYNAMO_DISABLE") == "1"
+
+
+def ordinary_stance() -> AbstractContextManager[Any]:
+    """Captured graphs run, whatever `torch.compiler.set_stance` says to other compiled code.
+
+    "force_eager" and "eager_on_recompile" would run the model itself: a step without its plan.
+    Relies on `torch._dynamo.eval_frame._stance`, a dataclass since torch 2.6.
+    """
+    stance = torch._dynamo.eval_frame._stance
+    if stance == type(stance)():
+        return nullcontext()
+    return torch.compiler.set_stance("default")  # type: ignore[no-any-return]
+
+
+def global_hooks() -> tuple[Any, ...]:
+    """The hooks that run for every module, for which Dynamo has no guards.
+
+    Relies on the dictionaries behind `torch.nn.modules.module.register_module_forward_hook` and
+    its siblings.
+    """
+    module = torch.nn.modules.module
+    return (
+        *module._global_forward_pre_hooks.values(),
+        *module._global_forward_hooks.values(),
+        *module._global_backward_pre_hooks.values(),
+        *module._global_backward_hooks.values(),
+    )
 
 
 def forward_failed(error: Exception) -> bool:
