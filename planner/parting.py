@@ -67,6 +67,11 @@ class ObservedProgram:
             return self.rewritten.slices
         return marked_slices(self.program.backward(absent))
 
+    @property
+    def over(self) -> frozenset[int] | None:
+        """As that of the program."""
+        return self.program.over
+
 
 def first_parting(
     engine: Engine, step: Callable[[], object], inputs: object, *, others: int, tolerance: int
