@@ -15,7 +15,7 @@ import torch
 from planner.backends import BACKENDS, EAGER
 from planner.problem import Problem
 from planner.solvers import SOLVERS
-from runtime.torch_private import tree_leaves
+from runtime.torch_private import installed_call, tree_leaves
 from tracer.errors import InvalidBudget, PlannerError, UnknownHardware
 from tracer.graph import ComputationGraph, Kind
 
@@ -238,6 +238,12 @@ def check_model(model: Any) -> None:
             f"model is a {type(model).__name__}, not a torch.nn.Module; for a function, wrap it in "
             "a module that calls it"
         )
+    for name, part in model.named_modules():
+        if name and installed_call(part) is not None and hasattr(part, "plan"):
+            raise PlannerError(
+                f"model.{name} has a plan of its own: remove it, and plan the whole model "
+                f'(model.get_submodule("{name}").plan.remove())'
+            )
     parameters = list(model.parameters())
     if not any(p.requires_grad for p in parameters):
         raise PlannerError(

@@ -96,8 +96,12 @@ def tight(model: nn.Module, batch: dict[str, Any], precision: str, backend: str)
     with cast(precision):
         wide = plan(model, batch, budget_gb=1000, backend=backend)
         assert isinstance(wide, Plan)
-    budget = wide.minimum_peak_bytes + (wide.peak_bytes - wide.minimum_peak_bytes) / 3
-    return wide.edit(budget_gb=budget / 1e9, time_limit=2.0)
+        budget = wide.minimum_peak_bytes + (wide.peak_bytes - wide.minimum_peak_bytes) / 3
+        if not wide.pieces:
+            return wide.edit(budget_gb=budget / 1e9, time_limit=2.0)
+        made = plan(model, batch, budget_gb=budget / 1e9, backend=backend, time_limit=2.0)
+    assert isinstance(made, Plan)
+    return made
 
 
 def step(model: nn.Module, batch: dict[str, Any], precision: str) -> None:

@@ -154,3 +154,13 @@ def test_a_checkpoint_around_it_is_refused() -> None:
         each.zero_grad()
         checkpoint(each, x, use_reentrant=True).square().mean().backward()
     assert_same(model, twin)
+
+
+def test_a_part_with_a_plan_of_its_own_is_named() -> None:
+    model, x = Blocks(), torch.randn(8, 64)
+    part = plan(model.layers[1], x, budget_gb=1)
+    part.apply()
+    with pytest.raises(PlannerError, match=r"model\.layers\.1 has a plan of its own: remove it"):
+        plan(model, x, budget_gb=1)
+    part.remove()
+    plan(model, x, budget_gb=1)
