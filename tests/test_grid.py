@@ -49,6 +49,9 @@ def test_grid(backend: str, name: str, precision: str, variant: str) -> None:
     model, batch = GRID[name]()
     changed(model, variant).train()
     plain, plain64 = copy.deepcopy(model), copy.deepcopy(model).double()
+    if name == "mixtral":  # its grouped product does not exist in float64
+        config: Any = plain64.config
+        config._experts_implementation = "eager"
     if variant == "accumulation":
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
