@@ -26,6 +26,7 @@ CORE = (
     "test_simulator",
     "test_distributed",
     "test_trainers",
+    "test_surroundings",
 )
 # torch of an environment decides about these itself.
 _FOLLOWS_TORCH = ("torch", "setuptools")
