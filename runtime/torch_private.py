@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeGuard
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -314,8 +315,14 @@ def inductor_compile(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[.
     Its results have the strides of the graph's fake tensors. Relies on
     `torch._inductor.compile_fx.compile_fx_inner`, and on two entries in the `meta` of the output
     node, with which Inductor keeps strides. The same since torch 2.7.
+
+    No plan counts copies into the layout that a convolution would like best, so there are none. For
+    CPU, loops that have nothing to do with each other would share a function, as long as it has no
+    more than `CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM` arguments, with the buffers of all allocated
+    before it and freed after it; here each has its own (the same name from torch 2.11 to 2.14).
     """
     from torch._inductor import config
+    from torch._inductor.codegen.cpp import CppScheduling
     from torch._inductor.compile_fx import compile_fx_inner
 
     output = next(iter(graph.graph.find_nodes(op="output")))
@@ -323,7 +330,8 @@ def inductor_compile(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[.
     strides = [tuple(v.stride()) if _is_strided(v) else None for v in values]
     output.meta["user_visible_output_idxs"] = [i for i, s in enumerate(strides) if s is not None]
     output.meta["original_output_strides"] = strides
-    with config.patch(fallback_random=True):
+    settings = {"fallback_random": True, "layout_optimization": False}
+    with config.patch(settings), patch.object(CppScheduling, "MAX_FUSED_KERNEL_ARGS_NUM", 0):
         compiled: Callable[..., Any] = compile_fx_inner(graph, list(inputs))
     return compiled
 
