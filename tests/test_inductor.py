@@ -206,7 +206,7 @@ def test_a_sum_of_many_products_waits_for_all_of_them() -> None:
 
 
 def test_unrelated_loops_do_not_wait_for_each_other() -> None:
-    """In one function, the buffers of all loops up to the next convolution would be there at once."""
+    """In one function, buffers of all loops up to the next convolution would be there at once."""
 
     class Stem(nn.Module):
         def __init__(self) -> None:
