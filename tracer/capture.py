@@ -36,7 +36,7 @@ from tracer.torch_private import (
     capture_is_off,
     dynamo_settings,
     forward_failed,
-    global_hooks,
+    hooks_of,
     mark_varying,
     meta_as_cpu,
     no_fake_mode,
@@ -221,8 +221,8 @@ class CompiledForward:
         self.breaks: list[str] = []
         self._model, self._make_executor = model, make_executor
         self._captured_once = self._on_meta = False
-        self._hooks = global_hooks()
         self._compiled = self._compile(whole=True)
+        self._watch()
 
     @property
     def whole(self) -> bool:
@@ -243,7 +243,7 @@ class CompiledForward:
                 "torch._dynamo.config.disable), and a step is captured with it: switch it on, or "
                 "train without a plan"
             )
-        if self._hooks != global_hooks():
+        if self._hooks() != self._seen:
             self._forget()
         with ordinary_stance():
             return self._run(args, kwargs)
@@ -251,7 +251,7 @@ class CompiledForward:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             if self._captured_once and self.whole:
-                with suppress(TorchDynamoException), dynamo_settings(), self._where():
+                with suppress(TorchDynamoException), self._where():  # a new graph: see below
                     return self._compiled(*args, **kwargs)
             self._on_meta = _on_meta(self._model)
             with dynamo_settings(recurrent=_is_recurrent(self._model)), self._where():
@@ -270,9 +270,14 @@ class CompiledForward:
 
     def _forget(self) -> None:
         """Captures everything again."""
-        self._hooks = global_hooks()
         self._compiled = self._compile(whole=self.whole)
         self._captured_once = False
+        self._watch()
+
+    def _watch(self) -> None:
+        """Looks at the hooks that there are, which a capture has in it."""
+        self._hooks = hooks_of(self._model)
+        self._seen = self._hooks()
 
     def _where(self) -> AbstractContextManager[None]:
         """A model on the meta device is always traced as if it lay on the CPU."""
@@ -280,6 +285,7 @@ class CompiledForward:
 
     def _compile(self, *, whole: bool) -> Callable[..., Any]:
         def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            self._watch()  # the modules may be others
             reason = break_after(module)
             if reason and not whole and reason not in self.breaks:
                 self.breaks.append(_acceptable(reason))

@@ -34,7 +34,7 @@ __all__ = [
     "capture_is_off",
     "dynamo_settings",
     "forward_failed",
-    "global_hooks",
+    "hooks_of",
     "is_symbolic",
     "joint_fake_mode",
     "linear_in",
@@ -87,8 +87,7 @@ def dynamo_settings(*, recurrent: bool = False) -> Iterator[None]:
 
     Relies on `torch._dynamo.config` names that exist from torch 2.11 to 2.15. A recompile limit
     would make Dynamo run the model unplanned: reaching it raises instead. Log messages written
-    in a forward cannot be part of a graph; they are left out rather than refused. Dynamo leaves out
-    the guards that see a hook put on a module later: the hook would never run, so they are kept.
+    in a forward cannot be part of a graph; they are left out rather than refused.
 
     With `recurrent`, recurrent layers are traced step by step, which Dynamo refuses by default
     because the graphs are long. oneDNN is off meanwhile (`torch._C._set_mkldnn_enabled`):
@@ -103,7 +102,6 @@ def dynamo_settings(*, recurrent: bool = False) -> Iterator[None]:
         "recompile_limit": 64,
         "accumulated_recompile_limit": 4096,
         "fail_on_recompile_limit_hit": True,
-        "skip_nnmodule_hook_guards": False,
         "allow_rnn": recurrent,
         ignored: getattr(config, ignored) | loggers,
     }
@@ -137,19 +135,17 @@ def ordinary_stance() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("default")  # type: ignore[no-any-return]
 
 
-def global_hooks() -> tuple[Any, ...]:
-    """The hooks that run for every module, for which Dynamo has no guards.
+def hooks_of(model: torch.nn.Module) -> Callable[[], tuple[Any, ...]]:
+    """A function that gives the hooks which are there: of the model's modules now, and of all.
 
-    Relies on the dictionaries behind `torch.nn.modules.module.register_module_forward_hook` and
-    its siblings.
+    Dynamo leaves out the guards that would see a hook put on a module later, and its own cost ten
+    times as much as a look at these dictionaries. Relies on the names that `nn.Module` keeps its
+    hooks under, where a hook put on gets a number of its own, the same since torch 2.0.
     """
-    module = torch.nn.modules.module
-    return (
-        *module._global_forward_pre_hooks.values(),
-        *module._global_forward_hooks.values(),
-        *module._global_backward_pre_hooks.values(),
-        *module._global_backward_hooks.values(),
-    )
+    names = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    kept = [(vars(part), name) for part in model.modules() for name in names]
+    kept += [(vars(torch.nn.modules.module), "_global" + name) for name in names]
+    return lambda: tuple(number for where, name in kept if where[name] for number in where[name])
 
 
 def forward_failed(error: Exception) -> bool:
