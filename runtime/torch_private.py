@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -320,20 +321,58 @@ def inductor_compile(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[.
     CPU, loops that have nothing to do with each other would share a function, as long as it has no
     more than `CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM` arguments, with the buffers of all allocated
     before it and freed after it; here each has its own (the same name from torch 2.11 to 2.14).
+    Nor is memory kept from one buffer to a later one of its size, while other kernels run. And
+    nothing is fused over a kernel that stands in between: one half would move ahead of it, or
+    behind it, with what it makes or reads. `V.set_choices_handler` and, for the key of Inductor's
+    cache, the setting `inductor_choices_class` are Inductor's own way to have a say in this.
     """
     from torch._inductor import config
     from torch._inductor.codegen.cpp import CppScheduling
     from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.virtualized import V
 
     output = next(iter(graph.graph.find_nodes(op="output")))
     values = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in output.args[0]]
     strides = [tuple(v.stride()) if _is_strided(v) else None for v in values]
     output.meta["user_visible_output_idxs"] = [i for i, s in enumerate(strides) if s is not None]
     output.meta["original_output_strides"] = strides
-    settings = {"fallback_random": True, "layout_optimization": False}
-    with config.patch(settings), patch.object(CppScheduling, "MAX_FUSED_KERNEL_ARGS_NUM", 0):
+    settings = {
+        "fallback_random": True,
+        "layout_optimization": False,
+        "allow_buffer_reuse": False,
+        "inductor_choices_class": in_order,
+    }
+    one_loop = patch.object(CppScheduling, "MAX_FUSED_KERNEL_ARGS_NUM", 0)
+    with config.patch(settings), one_loop, V.set_choices_handler(in_order()):
         compiled: Callable[..., Any] = compile_fx_inner(graph, list(inputs))
     return compiled
+
+
+def in_order() -> Any:
+    """Choices of Inductor that fuse only what no other kernel stands between.
+
+    Relies on `InductorChoices.can_fuse(scheduler, node1, node2, score)`, the same from torch 2.11
+    to 2.14, on `ExternKernelSchedulerNode` being what Inductor calls and does not generate, and on
+    `min_order`, the place of a scheduler's node among `Scheduler.nodes` before anything is fused.
+    """
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.scheduler import ExternKernelSchedulerNode
+
+    class InOrder(InductorChoices):
+        def __init__(self) -> None:
+            self.kernels: tuple[Any, list[int]] = (None, [])
+
+        def can_fuse(self, scheduler: Any, node1: Any, node2: Any, score: int) -> bool:  # type: ignore[override]
+            if self.kernels[0] is not scheduler:
+                kernels = (n for n in scheduler.nodes if isinstance(n, ExternKernelSchedulerNode))
+                self.kernels = scheduler, [n.min_order for n in kernels]
+            before = [bisect_left(self.kernels[1], n.min_order) for n in (node1, node2)]
+            return before[0] == before[1] and super().can_fuse(scheduler, node1, node2, score)
+
+        def uuid(self) -> str:
+            return "checkpoint-planner, in order"
+
+    return InOrder()
 
 
 def _is_strided(value: Any) -> TypeGuard[torch.Tensor]:

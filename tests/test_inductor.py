@@ -16,6 +16,7 @@ from planner.backends import INDUCTOR
 from runtime import measure
 from runtime.lowering import Lowered
 from runtime.rewrite import Rewritten, graph_of
+from runtime.torch_private import decomposed, fake_mode_of, inductor_compile
 from tests.models import Perceptron
 from tests.test_training import gradients, tight
 from tracer.errors import PlannerError
@@ -231,3 +232,22 @@ def test_unrelated_loops_do_not_wait_for_each_other() -> None:
 
     step()
     assert measure(step, model, inputs=x).peak_bytes <= eager.peak_bytes
+
+
+def test_nothing_is_fused_over_a_kernel_in_between() -> None:
+    """Two readers of one input would share a loop, and the later one's result wait for its use."""
+
+    def chain(x: torch.Tensor, wide: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+        return ((torch.relu(x) @ wide) @ back) @ torch.exp(x)
+
+    inputs = [0.1 * torch.randn(size) for size in ((64, 64), (64, 256), (256, 64))]
+    mode = fake_mode_of([])
+    fakes = [mode.from_tensor(t) for t in inputs]
+    lowered = inductor_compile(decomposed(lambda *given: [chain(*given)], fakes), fakes)
+    (found,) = lowered(list(inputs))
+    torch.testing.assert_close(found, chain(*inputs))
+    held = [
+        measure(call, inputs=inputs).peak_bytes
+        for call in (lambda: chain(*inputs), lambda: lowered(list(inputs)))
+    ]
+    assert held[1] <= held[0]
