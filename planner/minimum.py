@@ -123,8 +123,10 @@ def unavoidable_peak(instance: Instance) -> int:
     At the first run of an operation it holds what the operation touches, and of all else what it
     has no choice about: outputs, tangents, gradients and temporaries of backward.
     """
-    base, _ = base_memory(instance)
+    base, between = base_memory(instance)
     most = instance.fixed
+    if instance.boundary == instance.count:  # the tangents arrive after the last operation
+        most = between[-1]
     for o, held in enumerate(base):
         touched = {*instance.reads[o], *instance.makes[o]}
         choice = sum(instance.size[v] for v in touched if instance.is_choice(v))

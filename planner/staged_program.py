@@ -253,7 +253,10 @@ class _Builder:
 
 
 def base_memory(instance: Instance) -> tuple[list[int], list[int]]:
-    """Bytes held, forward values that are a choice left out: (during each first run, before it)."""
+    """Bytes held, forward values that are a choice left out: (during each first run, before it).
+
+    The second list ends with those held after the last operation.
+    """
     order = range(instance.count)
     change, extra = instance.changes(order)
     for v, size in enumerate(instance.size):
@@ -267,7 +270,7 @@ def base_memory(instance: Instance) -> tuple[list[int], list[int]]:
         base.append(current + extra[o])
         made = sum(instance.size[v] for v in instance.makes[o] if not instance.is_choice(v))
         between.append(current - made)
-    return base, between
+    return base, [*between, current + change[-1]]
 
 
 def last_needs(instance: Instance) -> list[int]:

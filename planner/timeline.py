@@ -35,8 +35,9 @@ class Timeline:
     def load(self, order: Sequence[int]) -> None:
         """Starts again from an order."""
         inst = self.instance
-        self.rows = list(order)
         self.memory: NDArray[np.int64] = np.array(inst.profile(order), dtype=np.int64)
+        # Where nothing is left to run when the tangents arrive, that moment is a row, too.
+        self.rows = [*order, *[-1] * (len(self.memory) - len(order))]
         self.made: dict[int, list[int]] = {}
         self.read: dict[int, list[int]] = {}
         self.first: dict[int, int] = {}

@@ -19,13 +19,14 @@ from planner.solvers import SOLVERS, staged
 from runtime.schedule import Boundary, Schedule, save_all_order
 from runtime.simulator import Simulation, holdings, simulate
 from tests.graphs import (
+    GraphMaker,
     renamed,
     small_graphs,
     small_problems,
     transformer_graph,
 )
 from tracer.errors import InfeasibleBudget
-from tracer.graph import ComputationGraph
+from tracer.graph import ComputationGraph, Kind
 
 # `CASES=2000 pytest tests/test_solvers.py -k oracle` looks at more; see CONTRIBUTING.md.
 CASES = int(os.environ.get("CASES", "100"))
@@ -154,6 +155,22 @@ def test_a_transformer_at_many_budgets(accumulate: bool) -> None:
             assert name not in BASELINES or price.time_ns <= other.time_ns
     assert times == sorted(times, reverse=True)
     assert times[-1] == graph.time_ns
+
+
+def test_a_graph_whose_tangents_arrive_at_its_end() -> None:
+    """A piece of a step may have nothing to run backward, and its peak when the tangents come."""
+    m = GraphMaker()
+    (hidden,) = m.op([m.value(0)], [50])
+    m.op([hidden], [40], kinds=[Kind.OUTPUT], workspace=5)
+    m.value(80, Kind.TANGENT)
+    graph = m.graph()
+    least, order = minimum_peak(graph)
+    assert (least, order) == (120, (0, 1))
+    for solver in SOLVERS.values():
+        problem = Problem(graph, least)
+        assert certify(problem, solver(problem, time_limit=5)).peak_bytes == least
+        with pytest.raises(InfeasibleBudget):
+            solver(Problem(graph, least - 1), time_limit=5)
 
 
 def test_least_budget_of_a_transformer() -> None:

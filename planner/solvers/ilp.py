@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from planner.bounds import safe_floor
 from planner.instance import Instance
 from planner.linear import Limits, Program, ProgramError, memory_unit
-from planner.minimum import infeasible
+from planner.minimum import infeasible, unavoidable_peak
 from planner.problem import Problem, Solution
 from planner.staged_program import base_memory, last_needs, staged_program
 
@@ -41,6 +41,8 @@ def solve(problem: Problem, *, time_limit: float) -> Solution:
         ProgramError: it was not solved within `time_limit`.
     """
     instance = Instance(problem)
+    if problem.budget_bytes < unavoidable_peak(instance):
+        raise infeasible(instance, problem.budget_bytes)
     places = _places(instance)
     program, runs = _program(instance, places)
     try:
