@@ -7,15 +7,14 @@ program goes through PuLP to CBC.
 
 from __future__ import annotations
 
-import functools
 import math
-import os
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from planner import highs
 
 INFINITY = math.inf
 
@@ -137,10 +136,10 @@ class Program:
         if not self.cost:  # solvers disagree about programs without columns
             return self._empty()
         try:
-            import highspy
+            import highspy  # noqa: F401  # it runs in another process
         except ImportError:
             return _solve_cbc(self, limits, relaxed)
-        return _solve_highs(highspy, self, limits, relaxed, start or {})
+        return _solve_highs(self, limits, relaxed, start or {})
 
     def _empty(self) -> Answer:
         bounds = zip(self.row_lower, self.row_upper, strict=True)
@@ -153,54 +152,45 @@ _PARALLEL_ROWS_AND_COLUMNS = 1 << 13  # of HiGHS's presolve rules
 
 
 def _solve_highs(
-    highspy: Any, program: Program, limits: Limits, relaxed: bool, start: dict[int, float]
+    program: Program, limits: Limits, relaxed: bool, start: dict[int, float]
 ) -> Answer:
     mixed = not relaxed and any(program.integer)
-    _greet(highspy)
-    highs = highspy.Highs()
-    for key, option in _highs_options(limits).items():
-        highs.setOptionValue(key, option)
-    highs.passModel(_highs_model(highspy, program, mixed))
-    if start:
-        columns = np.array(list(start), dtype=np.int32)
-        highs.setSolution(len(start), columns, np.array(list(start.values()), dtype=float))
-    highs.run()
-    status, info, kinds = highs.getModelStatus(), highs.getInfo(), highspy.HighsModelStatus
-    if status in (kinds.kInfeasible, kinds.kUnboundedOrInfeasible):
+    request = _request(program, limits, mixed, start)
+    answer = highs.CHILD.ask(request)
+    if answer is None:  # ended: without presolve, where it does not look at the clock
+        request["options"]["presolve"] = "off"
+        answer = highs.CHILD.ask(request)
+    if answer is None:
+        raise ProgramError(f"{program.name}: no answer within its limits", infeasible=False)
+    if answer["infeasible"]:
         raise ProgramError(f"{program.name}: infeasible", infeasible=True)
-    solution = highs.getSolution()
-    found = info.primal_solution_status == 2  # kSolutionStatusFeasible
-    optimal = status == kinds.kOptimal
-    bound = info.mip_dual_bound if mixed else info.objective_function_value
+    optimal, found, bound = answer["optimal"], answer["found"], answer["bound"]
     if not (optimal if not mixed else found or math.isfinite(bound)):
-        raise ProgramError(f"{program.name}: {status}", infeasible=False)
-    values = tuple(solution.col_value) if found else ()
+        raise ProgramError(f"{program.name}: {answer['status']}", infeasible=False)
+    values = answer["values"]
     # A stopped integer program may report another objective than that of its solution.
     objective = float(np.dot(program.cost, values)) if found else INFINITY
-    return Answer(
-        values,
-        objective,
-        bound,
-        optimal and (not mixed or limits.gap == limits.slack == 0.0),
-        () if mixed else tuple(solution.row_dual),
-    )
+    complete = optimal and (not mixed or limits.gap == limits.slack == 0.0)
+    return Answer(values, objective, bound, complete, answer["duals"])
 
 
-@functools.cache
-def _greet(highspy: Any) -> None:
-    """Makes the first solver of the process, which prints a banner on its standard output.
-
-    No option stops that, and our standard output may be JSON that somebody reads.
-    """
-    sys.stdout.flush()
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 1)
-        highspy.Highs()
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
+def _request(
+    program: Program, limits: Limits, mixed: bool, start: dict[int, float]
+) -> dict[str, Any]:
+    """What `planner.highs.solved` takes."""
+    return {
+        "cost": np.array(program.cost, dtype=float),
+        "lower": np.array(program.lower, dtype=float),
+        "upper": np.array(program.upper, dtype=float),
+        "row_lower": np.array(program.row_lower, dtype=float),
+        "row_upper": np.array(program.row_upper, dtype=float),
+        "starts": np.array([*program.starts, len(program.indices)], dtype=np.int32),
+        "indices": np.array(program.indices, dtype=np.int32),
+        "coefficients": np.array(program.coefficients, dtype=float),
+        "integer": program.integer if mixed else None,
+        "options": _highs_options(limits),
+        "start": start,
+    }
 
 
 def _highs_options(limits: Limits) -> dict[str, object]:
@@ -219,24 +209,6 @@ def _highs_options(limits: Limits) -> dict[str, object]:
     if math.isfinite(limits.seconds):
         options["time_limit"] = max(0.0, limits.seconds)
     return options
-
-
-def _highs_model(highspy: Any, program: Program, mixed: bool) -> Any:
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = len(program.cost), len(program.row_names)
-    lp.col_cost_ = np.array(program.cost, dtype=float)
-    lp.col_lower_ = np.array(program.lower, dtype=float)
-    lp.col_upper_ = np.array(program.upper, dtype=float)
-    lp.row_lower_ = np.array(program.row_lower, dtype=float)
-    lp.row_upper_ = np.array(program.row_upper, dtype=float)
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    lp.a_matrix_.start_ = np.array([*program.starts, len(program.indices)], dtype=np.int32)
-    lp.a_matrix_.index_ = np.array(program.indices, dtype=np.int32)
-    lp.a_matrix_.value_ = np.array(program.coefficients, dtype=float)
-    if mixed:
-        kinds = highspy.HighsVarType
-        lp.integrality_ = [kinds.kInteger if i else kinds.kContinuous for i in program.integer]
-    return lp
 
 
 def _solve_cbc(program: Program, limits: Limits, relaxed: bool) -> Answer:
