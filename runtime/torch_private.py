@@ -321,9 +321,10 @@ def inductor_compile(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[.
     CPU, loops that have nothing to do with each other would share a function, as long as it has no
     more than `CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM` arguments, with the buffers of all allocated
     before it and freed after it; here each has its own (the same name from torch 2.11 to 2.14).
-    Nor is memory kept from one buffer to a later one of its size, while other kernels run. And
-    nothing is fused over a kernel that stands in between: one half would move ahead of it, or
-    behind it, with what it makes or reads. `V.set_choices_handler` and, for the key of Inductor's
+    Nor is memory kept from one buffer to a later one of its size, while other kernels run, nor are
+    kernels put in another order, by an estimate that knows no workspace. And nothing is fused over
+    a kernel that stands in between: one half would move ahead of it, or behind it, with what it
+    makes or reads. `V.set_choices_handler` and, for the key of Inductor's
     cache, the setting `inductor_choices_class` are Inductor's own way to have a say in this.
     """
     from torch._inductor import config
@@ -340,6 +341,7 @@ def inductor_compile(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[.
         "fallback_random": True,
         "layout_optimization": False,
         "allow_buffer_reuse": False,
+        "reorder_for_peak_memory": False,
         "inductor_choices_class": in_order,
     }
     one_loop = patch.object(CppScheduling, "MAX_FUSED_KERNEL_ARGS_NUM", 0)
