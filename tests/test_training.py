@@ -100,9 +100,7 @@ def test_bitwise_and_within_budget(name: str) -> None:
         assert max(difference for difference, _ in check.worst.values()) < 1e-9, check
         assert equals_unrecomputed(model, batch, wide, made)
         assert check.within_budget, check
-        if wide.pieces:  # what lies between them is taken to be held all the time
-            assert check.planned.peak_bytes <= made.peak_bytes, check
-        else:
+        if not wide.pieces:  # how long that is held which lies between them is not known
             assert abs(check.planned.peak_bytes / made.peak_bytes - 1) < 0.03, check
         assert made.lower_bound <= made.overhead + 1e-12
         peaks.append(check.planned.peak_bytes)
