@@ -9,6 +9,7 @@ the latest. The file runs by itself there: of its own imports only numpy and hig
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 import pickle
 import subprocess
@@ -30,11 +31,15 @@ class Child:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
+        self._alone = not sys.executable or getattr(sys, "frozen", False)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """The answer of `solved`, or None if the child was ended before it had one."""
         with self._lock:
             process = self._started()
+            if process is None:
+                _greeted()
+                return solved(request)
             assert process.stdin is not None and process.stdout is not None
             try:
                 pickle.dump(request, process.stdin)
@@ -48,17 +53,24 @@ class Child:
                 raise
         return answer
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> subprocess.Popen[bytes] | None:
+        """The child; None where none can be had, as in a program that has Python built in."""
         if self._owner != os.getpid():  # a forked process must not share its parent's pipes
             self._process = None
-        if self._process is None:
+        if self._process is None and not self._alone:
             self._owner = os.getpid()
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", __file__],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                )
+                assert self._process.stdout is not None
+                pickle.load(self._process.stdout)  # it has found its libraries
+            except (EOFError, OSError, pickle.UnpicklingError):
+                self._end()
+                self._alone = True
         return self._process
 
     def _end(self) -> None:
@@ -108,6 +120,25 @@ def solved(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@functools.cache
+def _greeted() -> None:
+    """Makes the first solver of the process, which prints a banner on its standard output.
+
+    No option stops that, and our standard output may be JSON that somebody reads.
+    """
+    import highspy
+
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        highspy.Highs()
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
 def _model(highspy: Any, request: dict[str, Any]) -> Any:
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = len(request["cost"]), len(request["row_lower"])
@@ -125,6 +156,10 @@ def _model(highspy: Any, request: dict[str, Any]) -> Any:
 
 
 def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    import highspy  # noqa: F401
+
+    pickle.dump("ready", answers)
+    answers.flush()
     with suppress(EOFError, KeyboardInterrupt):
         while True:
             request = pickle.load(requests)
@@ -138,7 +173,7 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    # HiGHS prints a banner on its standard output, which no option stops.
+    # The banner must not get between the answers.
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     _serve(sys.stdin.buffer, pipe)

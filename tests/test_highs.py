@@ -57,3 +57,13 @@ def test_presolve_is_left_out_after_a_program_that_did_not_end(
     script.write_text(script.read_text().replace("while True: pass", again))
     answer = knapsack().solve(Limits(seconds=1.0))
     assert (answer.objective, answer.optimal) == (-5.0, True)
+
+
+def test_where_no_child_can_be_had_this_process_solves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text("raise SystemExit(1)\n")
+    monkeypatch.setattr(highs, "__file__", str(tmp_path / "broken.py"))
+    monkeypatch.setattr(highs, "CHILD", highs.Child())
+    assert knapsack().solve().objective == -5.0
+    assert highs.CHILD._process is None
