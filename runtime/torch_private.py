@@ -324,8 +324,8 @@ def inductor_compile(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[.
     Nor is memory kept from one buffer to a later one of its size, while other kernels run, nor are
     kernels put in another order, by an estimate that knows no workspace. And nothing is fused over
     a kernel that stands in between: one half would move ahead of it, or behind it, with what it
-    makes or reads. `V.set_choices_handler` and, for the key of Inductor's
-    cache, the setting `inductor_choices_class` are Inductor's own way to have a say in this.
+    makes or reads. `V.set_choices_handler` and, for the key of Inductor's cache, the setting
+    `inductor_choices_class` are Inductor's own way to have a say in this.
     """
     from torch._inductor import config
     from torch._inductor.codegen.cpp import CppScheduling
