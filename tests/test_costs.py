@@ -17,6 +17,7 @@ from tracer.costs import OperationCost, signature
 from tracer.errors import PlannerError
 from tracer.hardware import HardwareProfile, load_profile
 from tracer.measured import MeasuredCosts
+from tracer.probe import CpuProbe
 from tracer.roofline import RooflineCosts, moved_bytes
 from tracer.smaller import NotScalable, smaller_call
 from tracer.synthetic import make_arguments
@@ -275,6 +276,36 @@ def test_what_cannot_run_is_estimated_and_reported():
     assert "no such kernel" in model.unmeasured["cost_tests.broken.default"]
 
 
+def test_small_calls_are_timed_in_turns_and_large_ones_alone(monkeypatch):
+    sizes = []
+
+    def times_ns(self, calls):
+        sizes.append(len(calls))
+        for made in calls:
+            made()
+        return [1_000_000] * len(calls)
+
+    monkeypatch.setattr(CpuProbe, "times_ns", times_ns)
+    nodes = [call(aten.exp.default, torch.rand(n)) for n in (4, 1 << 20, 5, 6)]
+    model = MeasuredCosts("cpu", cached=False)
+    model.prepare(nodes)
+    assert sizes == [1] * 5 + [3] * 5  # as many samples as make a standard error
+    assert {model.cost(n).time_ns for n in nodes} == {1_000_000}
+
+
+def test_what_fails_while_it_is_timed_is_estimated_and_reported(monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr(measured, "settled_times_ns", fails)
+    nodes = [call(aten.exp.default, torch.rand(4)), call(aten.tanh.default, torch.rand(1 << 20))]
+    model = quick()
+    model.prepare(nodes)
+    assert all(model.cost(n).time_ns > 0 for n in nodes)
+    for name in ("aten.exp.default", "aten.tanh.default"):
+        assert "no memory left" in model.unmeasured[name]
+
+
 @pytest.mark.parametrize("limit", ["memory", "time"])
 def test_what_is_too_large_is_scaled_from_a_smaller_call(monkeypatch, limit):
     a, b = torch.rand(64, 32), torch.rand(32, 16)
@@ -402,7 +433,7 @@ probe, x = CpuProbe(), torch.ones(8 << 20)
 def faults(calls=4):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(calls):
-        probe.time_ns(lambda: x + x)
+        probe.times_ns([lambda: x + x])
     return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / calls
 
 x + x

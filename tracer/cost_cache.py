@@ -26,7 +26,7 @@ import torch
 from tracer.costs import OperationCost
 
 FOLDER_VARIABLE = "CHECKPOINT_PLANNER_CACHE"
-_FORMAT = 2  # raise when the meaning of a cost changes: older files are then left alone
+_FORMAT = 3  # raise when the meaning of a cost changes: older files are then left alone
 _ALLOCATOR_VARIABLES = (
     "LD_PRELOAD",
     "MALLOC_MMAP_MAX_",

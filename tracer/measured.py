@@ -8,6 +8,7 @@ left as it was: random-number state, threads, modes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -29,7 +30,7 @@ from tracer.costs import (
 from tracer.errors import PlannerError
 from tracer.hardware import available_bytes, measured_profile
 from tracer.operators import waits_for_others
-from tracer.probe import Probe, probe_for, settled_time_ns
+from tracer.probe import Probe, probe_for, settled_times_ns
 from tracer.roofline import RooflineCosts, moved_bytes
 from tracer.smaller import smaller_call
 from tracer.synthetic import make_arguments
@@ -37,6 +38,35 @@ from tracer.torch_private import plain_eager, profiler_running, storage_key
 
 _SHARE = 0.7  # of the free memory that a call may fill
 _LONGEST_NS = 5_000_000_000  # a call that is estimated to take longer is run in a smaller size
+_SMALL = 1 << 20  # bytes; calls that read and write less are timed together
+_TOGETHER = 64  # calls
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A call that has run, and what it takes.
+
+    Attributes:
+        node: what is called.
+        call: the same, without arguments.
+        workspace: bytes beside its results.
+        outputs: bytes that it keeps for each result, where they are not the nominal ones.
+        read: bytes of its arguments.
+        made: nominal bytes of its results.
+        largest: bytes of the largest of what it allocates.
+    """
+
+    node: fx.Node
+    call: Callable[[], Any]
+    workspace: int
+    outputs: tuple[int, ...] | None
+    read: int
+    made: int
+    largest: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.read + self.made + self.workspace
 
 
 class MeasuredCosts:
@@ -121,35 +151,46 @@ class MeasuredCosts:
             torch.manual_seed(0)
             self._probe = probe_for(self.device)
             try:
-                for done, (key, node) in enumerate(wanted.items(), start=1):
-                    self._measure(key, node)
-                    if progress is not None:
-                        progress(done, len(wanted))
+                self._measure_each(wanted, progress)
             finally:  # training needs the memory that the probe and torch's cache hold
                 del self._probe
                 if cuda:
                     torch.cuda.empty_cache()
 
-    def _measure(self, key: str, node: fx.Node) -> None:
+    def _measure_each(self, wanted: Mapping[str, fx.Node], progress: Progress | None) -> None:
+        waiting: dict[str, _Trial] = {}
+        for done, (key, node) in enumerate(wanted.items(), start=1):
+            trial = self._trial(key, node)
+            if trial is not None and trial.nbytes <= _SMALL:
+                waiting[key] = trial
+            elif trial is not None:
+                self._time({key: trial})
+            if len(waiting) == _TOGETHER or done == len(wanted):
+                self._time(waiting)
+                waiting = {}
+            if progress is not None:
+                progress(done, len(wanted))
+
+    def _trial(self, key: str, node: fx.Node) -> _Trial | None:
+        """A call that can be timed; None if its cost is known without, as well as it can be."""
         if waits_for_others(node):
             self._estimated[key] = self._estimate.cost(node)
             name = target_name(node)
             self._unmeasured[name] = "estimated, since one rank alone must not call it"
-            return
+            return None
         if self._too_large(node):
             self._scale(key, node)
-            return
+            return None
         failures = []
         for wide_vectors in (False, True):
             try:
-                self._known[key] = self._run(node, wide_vectors=wide_vectors)
-                return
+                return self._tried(node, wide_vectors=wide_vectors)
             except Exception as error:  # whatever a kernel may say about made-up arguments
                 failures.append(error)
-        self._estimated[key] = self._estimate.cost(node)
-        self._unmeasured[target_name(node)] = f"estimated, since running it failed: {failures[0]}"
+        self._estimate_failed(key, node, failures[0])
+        return None
 
-    def _run(self, node: fx.Node, *, wide_vectors: bool = False) -> OperationCost:
+    def _tried(self, node: fx.Node, *, wide_vectors: bool = False) -> _Trial:
         args, kwargs = make_arguments(node, self.device, wide_vectors=wide_vectors)
         target: Any = node.target
 
@@ -159,12 +200,38 @@ class MeasuredCosts:
         call()  # loads code, fills caches of kernels and libraries
         workspace, outputs = self._bytes(call, node, (args, kwargs))
         made = [storage_bytes(t) for t in output_tensors(node)]
-        room = self._probe.room(workspace + sum(made), max([workspace, *made]))
-        time_ns = settled_time_ns(
-            self._probe, call, seconds=self._seconds, relative_error=self._relative_error
+        read = sum(map(storage_bytes, input_tensors(node)))
+        return _Trial(node, call, workspace, outputs, read, sum(made), max([workspace, *made]))
+
+    def _time(self, trials: Mapping[str, _Trial]) -> None:
+        try:
+            times = self._times_ns([*trials.values()])
+        except Exception as error:  # the memory may have become less since they ran
+            for key, trial in trials.items():
+                self._estimate_failed(key, trial.node, error)
+            return
+        for (key, trial), time_ns in zip(trials.items(), times, strict=True):
+            self._known[key] = OperationCost(time_ns, trial.workspace, trial.outputs)
+
+    def _estimate_failed(self, key: str, node: fx.Node, error: Exception) -> None:
+        self._estimated[key] = self._estimate.cost(node)
+        self._unmeasured[target_name(node)] = f"estimated, since running it failed: {error}"
+
+    def _times_ns(self, trials: Sequence[_Trial]) -> list[int]:
+        if not trials:
+            return []
+        # Each call gives its memory back before the next one takes any.
+        room = self._probe.room(
+            max(t.workspace + t.made for t in trials), max(t.largest for t in trials)
+        )
+        times = settled_times_ns(
+            self._probe,
+            [t.call for t in trials],
+            seconds=self._seconds,
+            relative_error=self._relative_error,
         )
         del room
-        return OperationCost(time_ns, workspace, outputs)
+        return times
 
     def _bytes(
         self, call: Callable[[], Any], node: fx.Node, arguments: object
@@ -184,7 +251,8 @@ class MeasuredCosts:
             factor = 2
             while self._too_large(small := smaller_call(node, factor)):
                 factor *= 2
-            measured = self._run(small)
+            measured = self._tried(small)
+            (time_ns,) = self._times_ns([measured])
         except Exception as error:  # no smaller call, or one that does not run
             self._estimated[key] = estimate
             self._unmeasured[name] = f"estimated, since it is too large to run here: {error}"
@@ -192,7 +260,7 @@ class MeasuredCosts:
         longer = estimate.time_ns / self._estimate.cost(small).time_ns
         larger = moved_bytes(node) / moved_bytes(small)
         self._estimated[key] = OperationCost(
-            round(measured.time_ns * longer), round(measured.workspace * larger)
+            round(time_ns * longer), round(measured.workspace * larger)
         )
         self._unmeasured[name] = f"scaled from a call {factor} times smaller, which can be run here"
 

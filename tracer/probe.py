@@ -2,9 +2,12 @@
 
 What a call takes inside a step differs from what a tight loop shows: in the loop its inputs lie in
 the cache, and `malloc` may give the pages of its results back to the system each time, so that they
-must be faulted in again, which takes longer than many a kernel. Before each timed call the cache is
+must be faulted in again, which takes longer than many a kernel. Before timed calls the cache is
 therefore swept, and `Probe.room` makes the room in which a step finds its results. They are freed
 inside the timed span, since giving memory back costs time too.
+
+On the CPU one sweep serves several different calls that are small beside the cache, one after the
+other as in a step: for short calls it would take a hundred times longer than they do.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -34,8 +37,8 @@ _LEAST, _MOST = 5, 50  # samples
 class Probe(Protocol):
     """Measures calls on one device."""
 
-    def time_ns(self, call: Call) -> int:
-        """Time of one call with a cold cache."""
+    def times_ns(self, calls: Sequence[Call]) -> list[int]:
+        """Time of each call, one after the other, with none of their arguments in the cache."""
         ...
 
     def peak_bytes(self, call: Call) -> tuple[Any, int]:
@@ -58,9 +61,9 @@ class CpuProbe:
     def __init__(self) -> None:
         self._sweep = torch.zeros(_SWEEP["cpu"] // 8, dtype=torch.int64, device="cpu")
 
-    def time_ns(self, call: Call) -> int:
+    def times_ns(self, calls: Sequence[Call]) -> list[int]:
         self._sweep.add_(1)
-        return undisturbed_ns(call)
+        return [undisturbed_ns(call) for call in calls]
 
     def room(self, nbytes: int, largest: int) -> object:
         """A hole in the heap; nothing for a call with a block that comes from the system anyway.
@@ -103,7 +106,10 @@ class CudaProbe:
         self._device = device
         self._sweep = torch.zeros(_SWEEP["cuda"] // 8, dtype=torch.int64, device=device)
 
-    def time_ns(self, call: Call) -> int:
+    def times_ns(self, calls: Sequence[Call]) -> list[int]:
+        return [self._time_ns(call) for call in calls]
+
+    def _time_ns(self, call: Call) -> int:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.cuda.device(self._device):
             self._sweep.add_(1)
@@ -151,24 +157,34 @@ def probe_for(device: torch.device) -> Probe:
     raise ValueError(f"operations are measured on cpu and cuda, not on {device.type}")
 
 
-def settled_time_ns(probe: Probe, call: Call, *, seconds: float, relative_error: float) -> int:
-    """Time of a call, repeated until it is known well enough.
+def settled_times_ns(
+    probe: Probe, calls: Sequence[Call], *, seconds: float, relative_error: float
+) -> list[int]:
+    """Time of each call, repeated in turns until it is known well enough.
 
     Nothing makes a call faster than it is, but another process that takes the core makes it much
-    slower: the median of the samples near the fastest counts. Stops when its standard error is
-    below `relative_error`, after 50 calls, or when `seconds` are over and there are at least three
-    samples. A call that takes longer than `seconds` is timed once or twice.
+    slower: the median of the samples near the fastest counts. A call is done when its standard
+    error is below `relative_error`, after 50 samples, or when `seconds` for each call are over and
+    it has at least three samples. A call that takes longer than `seconds` is timed once or twice.
     """
-    end = time.perf_counter() + seconds
-    samples = [probe.time_ns(call)]
-    while len(samples) < _MOST:
-        near = _near_fastest(samples)
-        enough = len(near) >= _LEAST and _error(near) < relative_error
+    end = time.perf_counter() + seconds * len(calls)
+    samples: list[list[int]] = [[] for _ in calls]
+    open_ones = list(range(len(calls)))
+    while open_ones:
+        for i, sample in zip(open_ones, probe.times_ns([calls[i] for i in open_ones]), strict=True):
+            samples[i].append(sample)
         late = time.perf_counter() > end
-        if enough or (late and (len(samples) >= 3 or samples[-1] > seconds * 1e9)):
-            break
-        samples.append(probe.time_ns(call))
-    return max(1, round(statistics.median(_near_fastest(samples))))
+        open_ones = [i for i in open_ones if not _enough(samples[i], late, seconds, relative_error)]
+    return [max(1, round(statistics.median(_near_fastest(s)))) for s in samples]
+
+
+def _enough(samples: list[int], late: bool, seconds: float, relative_error: float) -> bool:
+    if len(samples) >= _MOST:
+        return True
+    near = _near_fastest(samples)
+    if len(near) >= _LEAST and _error(near) < relative_error:
+        return True
+    return late and (len(samples) >= 3 or samples[-1] > seconds * 1e9)
 
 
 def _near_fastest(samples: list[int]) -> list[int]:
