@@ -40,6 +40,7 @@ COSTLY = (
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
 )
+CHECKPOINTS = ("checkpoint", "segments", "selective")
 BACKENDS = {"aot": "aot_eager_decomp_partition", "inductor": "inductor"}
 
 

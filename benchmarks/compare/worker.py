@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.compare.variants import Variant, put_on
+from benchmarks.compare.variants import CHECKPOINTS, Variant, put_on
 from benchmarks.zoo import entry_of
 from planner import Plan
 from runtime.measure import MALLOC_ENV, measure, process_peak
@@ -42,8 +42,8 @@ class Worker:
         self.entry = entry_of(given["model"])
         self.model, self.batch = self.entry.make(self.device)
         config: Any = getattr(self.model, "config", None)
-        if getattr(config, "use_cache", False):  # as transformers' trainer does for checkpoints
-            config.use_cache = False
+        if self.variant.kind in CHECKPOINTS and getattr(config, "use_cache", False):
+            config.use_cache = False  # as transformers does when it checkpoints
         self.call: Callable[..., Any] = self.model
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
