@@ -46,6 +46,18 @@ def test_deeper_models_of_the_same_blocks_have_no_new_operations() -> None:
     assert found[0] == found[1]
 
 
+def test_traced_layouts_are_those_that_run() -> None:
+    """The fake group norm of torch 2.14 forgets channels-last."""
+    norm = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.GroupNorm(2, 8), torch.nn.SiLU())
+    x = torch.randn(2, 3, 16, 16).to(memory_format=torch.channels_last)
+    engine = Engine(norm, Request(None, None, torch.device("cpu")))
+    inputs = Inputs((x,), {})
+    step = engine.extract(engine.trace(inputs), inputs, frozenset())
+    (node,) = [n for n in step.op_nodes if n and "native_group_norm.default" in str(n.target)]
+    assert node.meta["val"][0].stride() == norm[:2](x).stride()
+    assert norm[1](norm[0](x)).is_contiguous(memory_format=torch.channels_last)
+
+
 def test_a_planned_model_stays_on_the_meta_device() -> None:
     model, x = Perceptron().to("meta"), torch.empty(8, 64, device="meta")
     made = plan(model, x, budget_gb=1, hardware=PROFILE)
@@ -55,10 +67,9 @@ def test_a_planned_model_stays_on_the_meta_device() -> None:
 
 def test_fake_tensors_lie_elsewhere_only_within() -> None:
     made = FakeTensor.__new__
-    with FakeTensorMode() as mode:
-        real = torch.empty(3, device="meta")
-        with meta_as_cpu():
-            assert mode.from_tensor(real).device.type == "cpu"
-            assert torch.empty(3, device="meta").device.type == "cpu"
-            assert torch.empty(3, device="cuda").device.type == "cuda"
+    real = torch.empty(3, device="meta")
+    with FakeTensorMode() as mode, meta_as_cpu():
+        assert mode.from_tensor(real).device.type == "cpu"
+        assert torch.empty(3, device="meta").device.type == "cpu"
+        assert torch.empty(3, device="cuda").device.type == "cuda"
     assert FakeTensor.__new__ is made

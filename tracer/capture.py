@@ -17,7 +17,7 @@ import itertools
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -37,6 +37,7 @@ from tracer.torch_private import (
     dynamo_settings,
     forward_failed,
     hooks_of,
+    layouts_as_run,
     mark_varying,
     meta_as_cpu,
     no_fake_mode,
@@ -279,9 +280,11 @@ class CompiledForward:
         self._hooks = hooks_of(self._model)
         self._seen = self._hooks()
 
-    def _where(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _where(self) -> Iterator[None]:
         """A model on the meta device is always traced as if it lay on the CPU."""
-        return meta_as_cpu() if self._on_meta else nullcontext()
+        with layouts_as_run(), meta_as_cpu() if self._on_meta else nullcontext():
+            yield
 
     def _compile(self, *, whole: bool) -> Callable[..., Any]:
         def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

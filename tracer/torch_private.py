@@ -16,6 +16,7 @@ from torch import fx
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException, TorchRuntimeError
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
@@ -37,6 +38,7 @@ __all__ = [
     "hooks_of",
     "is_symbolic",
     "joint_fake_mode",
+    "layouts_as_run",
     "linear_in",
     "mark_varying",
     "meta_as_cpu",
@@ -233,6 +235,53 @@ def meta_as_cpu() -> Iterator[None]:
         yield
     finally:
         FakeTensor.__new__ = made  # type: ignore[method-assign]
+
+
+@contextmanager
+def layouts_as_run() -> Iterator[None]:
+    """The fake group norm keeps channels-last layouts on the CPU, as the kernel does.
+
+    That of torch 2.14 looks at the device, which is meta while it runs, and takes that for a GPU.
+    Operators behind it would be priced, and views made, for a layout that they do not meet. Relies
+    on `op_implementations_dict` of `torch._subclasses.fake_impls`, in which torch itself looks up
+    such rules from 2.11 to 2.14; only what is cached under no rule would pass it by.
+    """
+    if not _group_norm_forgets_layouts():
+        yield
+        return
+    rules = fake_impls.op_implementations_dict
+    rules[_GROUP_NORM] = _group_norm_as_run
+    try:
+        yield
+    finally:
+        rules.pop(_GROUP_NORM, None)
+
+
+_GROUP_NORM = torch.ops.aten.native_group_norm.default
+
+
+@functools.cache
+def _group_norm_forgets_layouts() -> bool:
+    with plain_eager():
+        x = torch.ones(1, 4, 2, 2, device="cpu").to(memory_format=torch.channels_last)
+        made = _GROUP_NORM(x, None, None, 1, 4, 4, 2, 1e-5)[0]
+        with FakeTensorMode() as mode:
+            fake = _GROUP_NORM(mode.from_tensor(x), None, None, 1, 4, 4, 2, 1e-5)[0]
+    FakeTensorMode.cache_clear()
+    return bool(made.stride() != fake.stride())
+
+
+def _group_norm_as_run(mode: FakeTensorMode, op: Any, x: torch.Tensor, *more: Any) -> Any:
+    rule = fake_impls.op_implementations_dict.pop(op)
+    try:
+        with mode:
+            made, *statistics = op(x, *more)
+            channels_last = x.is_contiguous(memory_format=torch.channels_last)
+            if x.device.type == "cpu" and channels_last and not x.is_contiguous():
+                made = made.contiguous(memory_format=torch.channels_last)
+    finally:
+        fake_impls.op_implementations_dict[op] = rule
+    return (made, *statistics)
 
 
 def no_fake_mode() -> AbstractContextManager[Any]:
