@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("2.11", "2.12", "2.13", "2.14")
 CORE = (
     "test_training",
+    "test_pieces",
+    "test_meta_graphs",
     "test_errors",
     "test_residents",
     "test_measure",

@@ -48,8 +48,10 @@ class Piece:
     Attributes:
         step: its graph; the fixed part is what the whole step holds.
         problem: what a solver is asked about it.
-        between: bytes of tensors that cross between pieces or that Python's own nodes save.
-        later_gradients: bytes of parameter gradients that exist when its backward runs.
+        between: bytes of tensors that cross between pieces, are returned, or that Python's own
+            nodes save; without its own outputs, which are in its peak.
+        later_gradients: bytes of gradients that exist when its backward runs: of the parameters of
+            later pieces, and of what earlier pieces have made for later ones.
     """
 
     step: StepGraph
@@ -64,14 +66,13 @@ class Piece:
     @property
     def around(self) -> int:
         """What the rest of the step holds beside the fixed part and what pieces save."""
-        own = max(0, self.between - self.graph.bytes_of(Kind.OUTPUT))  # they are in its own peak
-        return own + self.later_gradients
+        return self.between + self.later_gradients
 
     def carrying(self, saved: int) -> StepGraph:
         """The step with what the pieces before it save as part of what is held anyway."""
         held = (
             ("saved by earlier pieces", saved),
-            ("between the pieces", self.around - self.later_gradients),
+            ("between the pieces", self.between),
             ("gradients of later pieces", self.later_gradients),
         )
         fixed = (*self.graph.fixed_bytes, *(pair for pair in held if pair[1]))

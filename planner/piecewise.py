@@ -28,7 +28,8 @@ from planner.state import ModelState
 from planner.summary import summarise
 from runtime.recording import Recording
 from tracer.errors import PlannerError, UntraceableModel
-from tracer.extract import StepGraph
+from tracer.extract import StepGraph, loss_bytes
+from tracer.graph import Kind
 
 if TYPE_CHECKING:
     from planner.engine import Engine
@@ -115,15 +116,18 @@ class PiecewisePlanner:
         step = self._steps.get(key)
         if step is None:
             step = self._engine.extract(traced, inputs, None if last else frozenset())
+            step = step if last else step.with_outside_loss(0)
             self._steps.put(key, step)
         return step
 
     def _plan(self, recording: Recording, outputs: Any, inputs: Inputs) -> Plan:
         engine = self._engine
         traced = [engine.traced(*call) for call in recording.calls]
-        between = recording.between(outputs, engine.model.parameters())
+        recording.finish(outputs, engine.model.parameters())
         steps = [self._step(t, inputs, last=t is traced[-1]) for t in traced]
-        pieces = self._pieces(traced, steps, recording.largest, between)
+        loss = loss_bytes(map(engine.pricing.costs.allocated, recording.differentiated))
+        steps[-1] = steps[-1].with_outside_loss(max(loss, steps[-1].outside_loss))
+        pieces = self._pieces(traced, steps, recording)
         plan = shared_plan(
             [p.problem for p in pieces],
             engine.request,
@@ -168,19 +172,21 @@ class PiecewisePlanner:
         )
 
     def _pieces(
-        self, traced: Sequence[Traced], steps: Sequence[StepGraph], largest: int, between: int
+        self, traced: Sequence[Traced], steps: Sequence[StepGraph], recording: Recording
     ) -> list[Piece]:
         engine, request = self._engine, self._engine.request
         graphs = [step.graph for step in steps]
         budget = engine.budget_for(graphs[0].fixed)
         problems = problems_of(graphs, budget, request.keep, request.recompute)
         later, pieces = 0, list[Piece]()
-        for t, step, problem in reversed(list(zip(traced, steps, problems, strict=True))):
-            held = engine.sharding.later(later)
+        waiting = recording.waiting()
+        for i in reversed(range(len(traced))):
+            held = engine.sharding.later(later) + waiting[i]
             if engine.sharding.gathered and not pieces:  # Python's own backward of what follows
-                held += 2 * largest
-            pieces.append(Piece(step, problem, between, held))
-            later += _parameter_gradients(t, step)
+                held += 2 * recording.largest
+            between = recording.beside(i, graphs[i].bytes_of(Kind.OUTPUT))
+            pieces.append(Piece(steps[i], problems[i], between, held))
+            later += _parameter_gradients(traced[i], steps[i])
         return pieces[::-1]
 
     def _programs(

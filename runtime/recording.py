@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from runtime.torch_private import saved_by_autograd, tree_leaves
+from runtime.torch_private import recorded_at, recorded_next, saved_by_autograd, tree_leaves
 from tracer.torch_private import inner_tensors, storage_key
 
 
@@ -28,42 +28,107 @@ class Recording:
         self._counts: Counter[Hashable] = Counter()
         self._known = {storage_key(t) for t in _plain(resident)}
         self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._bytes = 0
+        self._noted: list[tuple[int, int]] = []  # when it was made, bytes
+        self._starts: list[int] = []
+        self._returned: list[torch.Tensor] = []
         self.largest = 0
 
     def add(self, executor: Hashable, arguments: tuple[Any, ...]) -> int:
         """Notes a piece; returns how often it ran before in this call."""
         self.calls.append((executor, arguments))
+        self._starts.append(recorded_next())
         # Parameters are held anyway, or gathered for this piece alone (FSDP2).
         self._note(a for a in arguments if not isinstance(a, torch.nn.Parameter))
         occurrence = self._counts[executor]
         self._counts[executor] += 1
         return occurrence
 
-    def between(self, outputs: Any, resident: Iterable[Any]) -> int:
-        """Bytes of what crosses between pieces, and of what Python's own autograd nodes save.
+    def finish(self, outputs: Any, resident: Iterable[Any]) -> None:
+        """Takes what the forward returned, and what Python's own autograd nodes save.
 
         `resident` may have changed in the forward (parameters that FSDP2 has gathered).
         """
         self._known |= {storage_key(t) for t in _plain(resident)}
-        leaves = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor)]
+        leaves = list(_tensors_within(outputs, set()))
+        self._returned = list(filter(_gets_gradient, tree_leaves(outputs)))
+        if any(t.numel() == 1 for t in self._returned):  # a loss: nobody differentiates the rest
+            self._returned = []
         self._note(leaves)
         self._note(saved_by_autograd(leaves))
-        return self._bytes
+
+    def beside(self, piece: int, outputs: int) -> int:
+        """Bytes that cross between pieces, are returned, or are saved by Python's own nodes.
+
+        Without what the piece makes itself, which is among its `outputs` bytes.
+        """
+        start, *later = self._starts[piece:]
+        own = [n for made, n in self._noted if start <= made and not (later and made >= later[0])]
+        return sum(n for _, n in self._noted) - min(sum(own), outputs)
+
+    @property
+    def differentiated(self) -> list[int]:
+        """Bytes of each returned tensor that the caller may make a loss from."""
+        return [t.nbytes for t in self._returned]
+
+    def waiting(self) -> list[int]:
+        """For each piece the bytes of gradients that wait while its backward runs.
+
+        What was made before the piece and is read after it, at last by the caller's loss, has its
+        gradient from there and needs it in earlier pieces.
+        """
+        gradients: dict[int, tuple[int, int, int]] = {}
+        read = [*(arguments for _, arguments in self.calls), self._returned]
+        for reader, arguments in enumerate(read):
+            for tensor in filter(_gets_gradient, arguments):
+                for part in inner_tensors(tensor):
+                    nbytes = part.untyped_storage().nbytes()
+                    gradients[storage_key(part)] = recorded_at(tensor), reader, nbytes
+        return [
+            sum(n for made, reader, n in gradients.values() if made < start and reader > piece)
+            for piece, start in enumerate(self._starts)
+        ]
 
     def _note(self, things: Iterable[Any]) -> None:
-        for tensor in _plain(things):
-            storage = tensor.untyped_storage()
-            key = storage_key(tensor)
-            # A number is used again when its storage is gone: only a living one is the same.
-            if key in self._known or (key in self._seen and self._seen[key]() is not None):
-                continue
-            self._seen[key] = weakref.ref(storage)
-            self._bytes += storage.nbytes()
-            self.largest = max(self.largest, storage.nbytes())
+        for whole in things:
+            for tensor in _plain((whole,)):
+                storage = tensor.untyped_storage()
+                key = storage_key(tensor)
+                # A number is used again when its storage is gone: only a living one is the same.
+                if key in self._known or (key in self._seen and self._seen[key]() is not None):
+                    continue
+                self._seen[key] = weakref.ref(storage)
+                self._noted.append((recorded_at(whole), storage.nbytes()))
+                self.largest = max(self.largest, storage.nbytes())
 
 
 def _plain(things: Iterable[Any]) -> Iterable[torch.Tensor]:
     for thing in things:
         if isinstance(thing, torch.Tensor):
             yield from inner_tensors(thing)
+
+
+def _gets_gradient(argument: Any) -> bool:
+    """Of those that a piece hands back to autograd; parameters keep theirs."""
+    if not isinstance(argument, torch.Tensor) or isinstance(argument, torch.nn.Parameter):
+        return False
+    return argument.requires_grad
+
+
+def _tensors_within(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """Every tensor in what a forward returned, also in objects that pytree does not know.
+
+    A key-value cache is one: it lives as long as the caller holds the output.
+    """
+    if id(thing) in seen or isinstance(thing, str | type | torch.nn.Module):
+        return
+    seen.add(id(thing))
+    if isinstance(thing, torch.Tensor):
+        yield thing
+        return
+    held: list[Any] = list(getattr(thing, "__dict__", {}).values())
+    if isinstance(thing, Mapping):
+        held += thing.values()
+    elif isinstance(thing, list | tuple | set | frozenset):
+        held += thing
+    for item in held:
+        yield from _tensors_within(item, seen)

@@ -39,6 +39,8 @@ __all__ = [
     "job_store",
     "lint",
     "plain_call",
+    "recorded_at",
+    "recorded_next",
     "remove_call",
     "run_and_save_rng_state",
     "run_with_rng_state",
@@ -164,6 +166,22 @@ def saved_by_autograd(outputs: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]
             if below is not None and below not in seen:
                 seen.add(below)
                 nodes.append(below)
+
+
+def recorded_at(tensor: torch.Tensor) -> int:
+    """When autograd recorded how a tensor was made: the numbers rise. -1 for one made otherwise.
+
+    Relies on `torch.autograd.graph.Node._sequence_nr`, which counts per thread, the same since
+    torch 2.0.
+    """
+    node: Any = tensor.grad_fn
+    return -1 if node is None else int(node._sequence_nr())
+
+
+def recorded_next() -> int:
+    """The number that `recorded_at` gives at least for what is recorded from now on."""
+    with torch.enable_grad():
+        return recorded_at(torch.empty((), requires_grad=True, device="cpu").view(()))
 
 
 def installed_call(module: torch.nn.Module) -> Callable[..., Any] | None:

@@ -50,6 +50,32 @@ class Broken(nn.Module):
         return x
 
 
+class Cache:
+    """Tensors that pytree does not see, as in the key-value caches of transformers."""
+
+    def __init__(self) -> None:
+        self.kept: list[torch.Tensor] = []
+
+
+class Crossing(Broken):
+    """What the first block makes is read by every later one; returns one thing to lose, or more."""
+
+    def __init__(self, returns: str) -> None:
+        super().__init__()
+        self.returns = returns
+
+    def forward(self, x: torch.Tensor) -> Any:
+        first = y = self.blocks[0](x)
+        cache = Cache()
+        for block in list(self.blocks)[1:]:
+            aside()
+            y = block(y + first)
+            cache.kept.append(torch.tanh(y))
+        if self.returns == "loss":
+            return {"loss": y.square().mean(), "cache": cache, "first": first}
+        return {"first": first, "last": y, "cache": cache}
+
+
 class Scan(torch.autograd.Function):
     """Counts its calls, which torch does not trace; reads what it saved twice."""
 
@@ -201,6 +227,40 @@ def test_one_budget_for_all_pieces() -> None:
     with pytest.raises(InfeasibleBudget) as caught:
         plan(model, args, budget_gb=wide.minimum_peak_bytes * 0.99 / GB)
     assert caught.value.minimum_bytes == wide.minimum_peak_bytes
+
+
+@pytest.mark.parametrize("returns", ["loss", "outputs"])
+def test_what_crosses_between_pieces_is_counted(returns: str) -> None:
+    """Gradients that wait for earlier pieces, what the caller holds, what its loss holds."""
+    torch.manual_seed(0)
+    model, (x,) = Crossing(returns), CASES["graph_break"][1]
+    held: list[Any] = []
+
+    def step() -> None:
+        held[:] = [model(x)]
+        out = held[0]
+        if returns == "loss":
+            out["loss"].backward()
+        else:
+            ((out["last"] - 1).square().mean() + (out["first"] - 1).square().mean()).backward()
+
+    wide = plan(model, (x,), budget_gb=1)
+    assert isinstance(wide, Plan) and wide.breaks
+    for part in (0.0, 0.5, 1.0):
+        room = wide.baseline_peak_bytes - wide.minimum_peak_bytes
+        budget = wide.minimum_peak_bytes + int(part * room)
+        made = plan(model, (x,), budget_gb=budget / GB)
+        made.apply()
+        step()
+        held.clear()
+        model.zero_grad(set_to_none=True)
+        measured = measure(step, model, inputs=x).peak_bytes
+        held.clear()
+        model.zero_grad(set_to_none=True)
+        assert isinstance(made, Plan)
+        assert measured <= made.budget_bytes
+        assert made.peak_bytes <= 1.05 * measured
+        made.remove()
 
 
 def test_a_pending_plan_and_a_new_shape_are_planned_when_they_come() -> None:

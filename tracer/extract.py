@@ -73,6 +73,19 @@ class StepGraph:
     absent: frozenset[int]
     zeros: Zeros
 
+    @property
+    def outside_loss(self) -> int:
+        """Bytes that the caller's loss holds while it makes the tangents."""
+        return self.graph.operations[self.op_nodes.index(None)].workspace
+
+    def with_outside_loss(self, nbytes: int) -> StepGraph:
+        """The same where the loss holds so much: nothing if other graphs make the tangents."""
+        at = self.op_nodes.index(None)
+        operations = list(self.graph.operations)
+        operations[at] = dataclasses.replace(operations[at], workspace=nbytes)
+        graph = dataclasses.replace(self.graph, operations=tuple(operations))
+        return dataclasses.replace(self, graph=graph)
+
     def without_gradient(self) -> dict[int, int | None]:
         """Primals whose gradient is zero because tangents are absent.
 
@@ -89,6 +102,15 @@ class StepGraph:
 
 
 _NO_ZEROS = Zeros(frozenset(), {}, frozenset())
+
+
+def loss_bytes(outputs: Iterable[int]) -> int:
+    """Bytes that a loss of the caller's holds at most, from those of the outputs it is made from.
+
+    While it makes the tangent, cross-entropy holds log-probabilities and the gradient of its last
+    step, twice the tangent's bytes; the mean of squares holds three times as much.
+    """
+    return 3 * sum(outputs)
 
 
 def likely_absent(joint: JointGraph) -> frozenset[int]:
@@ -240,19 +262,13 @@ class _Builder:
         self.value_of[node] = self._value(node, node.name, size, kind, None)
 
     def _outside_loss(self, op_nodes: list[fx.Node | None], absent: frozenset[int]) -> None:
-        """Stands for the loss that the caller computes from outputs that are not scalars.
-
-        While it makes the tangent, cross-entropy holds log-probabilities and the gradient of its
-        last step, twice the tangent's bytes; the mean of squares holds three times as much.
-        """
+        """Stands for the loss that the caller computes from outputs that are not scalars."""
         tangents = [t for i, t in enumerate(self.joint.tangents) if i not in absent]
         made = [v for t in tangents if not _is_scalar(t) for v in tensors_of(t)]
-        held = sum(self.costs.allocated(_storage_bytes(v)) for v in made)
+        held = loss_bytes(self.costs.allocated(_storage_bytes(v)) for v in made)
         index = len(self.operations)  # there in every pattern: operations keep their numbers
         self.operations.append(
-            Operation(
-                index, "loss", "the caller's loss", Phase.BACKWARD, (), (), 0, 3 * held, False
-            )
+            Operation(index, "loss", "the caller's loss", Phase.BACKWARD, (), (), 0, held, False)
         )
         op_nodes.append(None)
 

@@ -95,6 +95,7 @@ def dynamo_settings(*, recurrent: bool = False) -> Iterator[None]:
     because the graphs are long. oneDNN is off meanwhile (`torch._C._set_mkldnn_enabled`):
     AOTAutograd records its kernel for a whole layer without what the backward of it reads.
     """
+    _break_at_lengths()
     config = torch._dynamo.config
     ignored = "ignore_logging_functions"  # called ignore_logger_methods before torch 2.12
     if not hasattr(config, ignored):
@@ -114,6 +115,18 @@ def dynamo_settings(*, recurrent: bool = False) -> Iterator[None]:
             yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
+
+
+@functools.cache
+def _break_at_lengths() -> None:
+    """Packed sequences break the graph, as from torch 2.13 on.
+
+    Before, Dynamo runs `torch._VF._pad_packed_sequence` on fake tensors, which have no lengths to
+    read, and says that the forward fails. Relies on `torch._dynamo.disallow_in_graph`, which holds
+    for the process.
+    """
+    if torch.__version__ < "2.13":
+        torch._dynamo.disallow_in_graph(torch._VF._pad_packed_sequence)
 
 
 def capture_is_off() -> bool:
