@@ -126,7 +126,11 @@ class PiecewisePlanner:
         recording.finish(outputs, engine.model.parameters())
         steps = [self._step(t, inputs, last=t is traced[-1]) for t in traced]
         loss = loss_bytes(map(engine.pricing.costs.allocated, recording.differentiated))
-        steps[-1] = steps[-1].with_outside_loss(max(loss, steps[-1].outside_loss))
+        for i in reversed(range(len(steps))):  # the last that has a backward, which starts there
+            own = steps[i].outside_loss
+            if own is not None:
+                steps[i] = steps[i].with_outside_loss(max(loss, own))
+                break
         pieces = self._pieces(traced, steps, recording)
         plan = shared_plan(
             [p.problem for p in pieces],

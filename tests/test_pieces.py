@@ -76,6 +76,26 @@ class Crossing(Broken):
         return {"first": first, "last": y, "cache": cache}
 
 
+class Partly(nn.Module):
+    """Its second and its last piece have nothing to run backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Block(16), Block(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        aside()
+        with torch.no_grad():
+            scale = x.abs().mean().tanh()
+            aside()
+            scale = scale + 1
+        result: torch.Tensor = self.last(x) * scale
+        aside()
+        self.seen = (result.detach() > 0).sum()
+        return result
+
+
 class Scan(torch.autograd.Function):
     """Counts its calls, which torch does not trace; reads what it saved twice."""
 
@@ -155,6 +175,7 @@ CASES: dict[str, tuple[type[nn.Module], tuple[Any, ...]]] = {
     "graph_break": (Broken, (X.repeat(4, 1, 4),)),
     "autograd_function": (Scanned, (X,)),
     "generators": (Drawing, (X,)),
+    "nothing_backward": (Partly, (X,)),
     "packed": (Packed, (torch.arange(21).reshape(3, 7) % 20, torch.tensor([7, 2, 5]))),
 }
 

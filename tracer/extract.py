@@ -74,12 +74,16 @@ class StepGraph:
     zeros: Zeros
 
     @property
-    def outside_loss(self) -> int:
-        """Bytes that the caller's loss holds while it makes the tangents."""
+    def outside_loss(self) -> int | None:
+        """Bytes that the caller's loss holds while it makes the tangents; None without backward."""
+        if None not in self.op_nodes:
+            return None
         return self.graph.operations[self.op_nodes.index(None)].workspace
 
     def with_outside_loss(self, nbytes: int) -> StepGraph:
         """The same where the loss holds so much: nothing if other graphs make the tangents."""
+        if None not in self.op_nodes:
+            return self
         at = self.op_nodes.index(None)
         operations = list(self.graph.operations)
         operations[at] = dataclasses.replace(operations[at], workspace=nbytes)
