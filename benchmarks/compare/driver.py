@@ -106,6 +106,7 @@ class Comparison:
             "title": entry_of(self.model).title,
             "command": command(self.model, self.args),
             "rounds": self.args.rounds,
+            "caches_kept": True,  # older results are of decoders without key-value caches
             "environment": environment(self.args.device),
             "variants": list(self.rows.values()),
         }

@@ -40,6 +40,7 @@ def page(result: Row) -> str:
         f"![Step time against peak]({Path(result['model']).name}-{device(result)}.svg)",
         "## Every variant",
         _HEAD,
+        _CACHES if result.get("caches_kept") else "",
         table(
             [
                 "variant",
@@ -70,8 +71,11 @@ that makes them; by torch's allocator, everything counted. *process* is by how m
 the resident memory of the process. Times are ratios of medians to eager's in the same group of
 processes, taken in turns. *prepared* is planning, tracing, compiling and the first step.
 *gradients* is the relative L2 distance to eager's under the same seed, dropout on; *buffers* says
-how many moved otherwise than eager's. As transformers does it, decoders keep their key-value cache
-unless they are checkpointed."""
+how many moved otherwise than eager's."""
+
+_CACHES = (
+    "As transformers does it, decoders keep their key-value cache unless they are checkpointed."
+)
 
 _PAIRS = """\
 Each row compares two processes that were timed in turns. A row in bold is slower than the other by
@@ -204,8 +208,8 @@ eager as a share of that of one checkpoint per block, at its peak and at 1.25 ti
 the lowest peak that ours and any other reaches."""
 
 _CAUSES = """\
-At the peaks of Inductor ours is lowered by Inductor, too, but fuses nothing over a kernel that the
-schedule puts in between, so that the plan's bytes hold."""
+Inductor fuses chains of element-wise operations into one pass over memory; planned modules run
+eager kernels."""
 
 _INDEX_HEADS = [
     "model",
