@@ -49,7 +49,7 @@ class Recording:
         `resident` may have changed in the forward (parameters that FSDP2 has gathered).
         """
         self._known |= {storage_key(t) for t in _plain(resident)}
-        leaves = list(_tensors_within(outputs, set()))
+        leaves = list(_tensors_within(outputs))
         self._returned = list(filter(_gets_gradient, tree_leaves(outputs)))
         if any(t.numel() == 1 for t in self._returned):  # a loss: nobody differentiates the rest
             self._returned = []
@@ -114,21 +114,23 @@ def _gets_gradient(argument: Any) -> bool:
     return argument.requires_grad
 
 
-def _tensors_within(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+def _tensors_within(thing: Any) -> Iterator[torch.Tensor]:
     """Every tensor in what a forward returned, also in objects that pytree does not know.
 
     A key-value cache is one: it lives as long as the caller holds the output.
     """
-    if id(thing) in seen or isinstance(thing, str | type | torch.nn.Module):
-        return
-    seen.add(id(thing))
-    if isinstance(thing, torch.Tensor):
-        yield thing
-        return
-    held: list[Any] = list(getattr(thing, "__dict__", {}).values())
-    if isinstance(thing, Mapping):
-        held += thing.values()
-    elif isinstance(thing, list | tuple | set | frozenset):
-        held += thing
-    for item in held:
-        yield from _tensors_within(item, seen)
+    seen: set[int] = set()
+    pending = [thing]
+    while pending:
+        item = pending.pop()
+        if id(item) in seen or isinstance(item, str | type | torch.nn.Module):
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            yield item
+            continue
+        pending += getattr(item, "__dict__", {}).values()
+        if isinstance(item, Mapping):
+            pending += item.values()
+        elif isinstance(item, list | tuple | set | frozenset):
+            pending += item
