@@ -77,6 +77,11 @@ class BorrowedCosts:
     def unmeasured(self) -> Mapping[str, str]:
         return {}
 
+    @property
+    def view_ns(self) -> int:
+        """Nothing more: the operations that read views have it in their times."""
+        return 0
+
     def prepare(
         self, nodes: Sequence[fx.Node], progress: Callable[[int, int], None] | None = None
     ) -> None:

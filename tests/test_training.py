@@ -550,6 +550,39 @@ def test_autocast_is_that_of_the_forward() -> None:
     assert_same(model, twin)
 
 
+class UsedTwice(nn.Module):
+    """Products under autocast with a part that is exempt from it; what it reads is read twice."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.out = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.query(x) @ self.query(x.tanh()).transpose(-1, -2)
+        with torch.autocast("cpu", enabled=False):
+            shares = scores.float().softmax(-1)
+        result: torch.Tensor = self.out(shares.to(scores.dtype) @ x.to(scores.dtype))
+        return result
+
+
+def test_autocast_casts_at_each_use() -> None:
+    """As eager mode does without its cache, bitwise; backward is called outside."""
+    torch.manual_seed(0)
+    model = UsedTwice(32)
+    x = torch.randn(2, 64, 32, requires_grad=True)
+    twin, its = copy.deepcopy(model), x.detach().clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        made = tight(model, x, 0.0)
+    assert made.recomputed
+    made.apply()
+    for each, given in ((model, x), (twin, its)):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=each is model):
+            loss = each(given).float().square().mean()
+        loss.backward()
+    assert_same(model, twin)
+    assert x.grad is not None and its.grad is not None and torch.equal(x.grad, its.grad)
+
+
 def test_loss_of_prefers_the_scalar() -> None:
     scalar = torch.ones((), requires_grad=True)
     assert loss_of({"a": torch.ones(3, requires_grad=True), "loss": scalar}) is scalar

@@ -64,7 +64,13 @@ VARIANTS = ("plain", "accumulation", "clipping", "tied", "frozen", "lora")
 
 
 def cast(precision: str) -> AbstractContextManager[Any]:
-    return torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
+    """Autocast as a captured step has it: a weight that is used twice is cast twice.
+
+    With its cache, eager mode casts it once, which rounds the sum of its gradients.
+    """
+    if precision != "bf16":
+        return nullcontext()
+    return torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
 
 
 def changed(model: nn.Module, variant: str) -> nn.Module:

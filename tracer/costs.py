@@ -52,6 +52,11 @@ class CostModel(Protocol):
         """Operators whose cost is only estimated, with the reason. Never silently free."""
         ...
 
+    @property
+    def view_ns(self) -> int:
+        """What one call takes that only makes a view: nothing where the host runs ahead."""
+        ...
+
     def prepare(self, nodes: Sequence[fx.Node], progress: Progress | None = None) -> None:
         """Finds the cost of each signature among the nodes, so that `cost` is a look-up."""
         ...

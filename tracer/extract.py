@@ -25,6 +25,7 @@ from tracer.capture import JointGraph
 from tracer.costs import CostModel
 from tracer.graph import ComputationGraph, Kind, Operation, Phase, Value
 from tracer.operators import aliased_input, is_random, is_recomputable, tensors_of
+from tracer.views import views_behind
 
 _CPU_STATE_BYTES = torch.get_rng_state().numel()
 _CUDA_STATE_BYTES = 16  # seed and offset, as torch.cuda.get_rng_state gives them
@@ -219,7 +220,12 @@ class _Builder:
         self.outputs = {_root(n, zeros) for n in outputs}
         self.gradients = {_root(n, zeros) for n in joint.gradients if n is not None}
         self.modules = _module_by_sequence(joint)
-        self.adding_ns: Counter[fx.Node] = Counter()  # of gradients, to those that exist
+        # Of gradients: what adds them to those that exist, and the views that they are.
+        self.adding_ns: Counter[fx.Node] = Counter()
+        self.views: dict[bool, set[fx.Node]] = {True: set(), False: set()}  # made, by phase
+        for gradient in filter(None, joint.gradients):
+            views = views_behind([gradient], self.views[False])
+            self.adding_ns[_root(gradient, zeros)] += views * costs.view_ns
 
     def build(
         self,
@@ -282,8 +288,10 @@ class _Builder:
         silent = node in self.zeros.zero or node in self.zeros.alias
         cost = self.costs.cost(node)
         outputs: list[int] = []
-        time_ns = 0 if silent else cost.time_ns
+        time_ns = 0
         if not silent:
+            views = views_behind(node.all_input_nodes, self.views[forward])
+            time_ns = cost.time_ns + views * self.costs.view_ns
             for owner, nbytes in _results(node, cost.outputs):
                 time_ns += 0 if forward else self.adding_ns[owner]
                 kind = self._kind(owner, forward)

@@ -63,6 +63,11 @@ class FusedCosts:
         """See `CostModel`."""
         return self._costs.unmeasured
 
+    @property
+    def view_ns(self) -> int:
+        """Nothing: compiled code computes with addresses, and makes no views."""
+        return 0
+
     def prepare(self, nodes: Sequence[fx.Node], progress: Progress | None = None) -> None:
         """See `CostModel`."""
         self._costs.prepare(nodes, progress)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import fx
@@ -35,11 +35,20 @@ from tracer.roofline import RooflineCosts, moved_bytes
 from tracer.smaller import smaller_call
 from tracer.synthetic import make_arguments
 from tracer.torch_private import plain_eager, profiler_running, storage_key
+from tracer.views import view_ns
 
 _SHARE = 0.7  # of the free memory that a call may fill
 _LONGEST_NS = 5_000_000_000  # a call that is estimated to take longer is run in a smaller size
 _SMALL = 1 << 20  # bytes; calls that read and write less are timed together
 _TOGETHER = 64  # calls
+_VIEW = "view"  # in place of a signature: any call that only makes a view
+
+
+class _Accuracy(TypedDict):
+    """How well times are to be known; see `MeasuredCosts`."""
+
+    seconds: float
+    relative_error: float
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,7 @@ class MeasuredCosts:
         default = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device if device is not None else default)
         self._cached = cached
-        self._seconds, self._relative_error = seconds, relative_error
+        self._accuracy: _Accuracy = {"seconds": seconds, "relative_error": relative_error}
         self._known: dict[str, OperationCost] = {}
         self._estimated: dict[str, OperationCost] = {}
         self._unmeasured: dict[str, str] = {}
@@ -113,6 +122,18 @@ class MeasuredCosts:
     def unmeasured(self) -> Mapping[str, str]:
         return dict(self._unmeasured)
 
+    @property
+    def view_ns(self) -> int:
+        if self._views_are_free:
+            return 0
+        if _VIEW not in self._known:
+            self.prepare([])
+        return self._known[_VIEW].time_ns
+
+    @property
+    def _views_are_free(self) -> bool:
+        return self.device.type != "cpu"
+
     def prepare(self, nodes: Sequence[fx.Node], progress: Progress | None = None) -> None:
         if self._cached and not self._loaded:
             self._known = cost_cache.load(cost_cache.environment(self.device))
@@ -120,7 +141,7 @@ class MeasuredCosts:
         found = {signature(n): n for n in nodes}
         have = self._known.keys() | self._estimated.keys()
         wanted = {s: n for s, n in found.items() if s not in have}
-        if not wanted:
+        if not wanted and (self._views_are_free or _VIEW in self._known):
             return
         known = len(self._known)
         try:
@@ -151,6 +172,8 @@ class MeasuredCosts:
             torch.manual_seed(0)
             self._probe = probe_for(self.device)
             try:
+                if not self._views_are_free and _VIEW not in self._known:
+                    self._known[_VIEW] = OperationCost(view_ns(**self._accuracy))
                 self._measure_each(wanted, progress)
             finally:  # training needs the memory that the probe and torch's cache hold
                 del self._probe
@@ -224,12 +247,7 @@ class MeasuredCosts:
         room = self._probe.room(
             max(t.workspace + t.made for t in trials), max(t.largest for t in trials)
         )
-        times = settled_times_ns(
-            self._probe,
-            [t.call for t in trials],
-            seconds=self._seconds,
-            relative_error=self._relative_error,
-        )
+        times = settled_times_ns(self._probe, [t.call for t in trials], **self._accuracy)
         del room
         return times
 

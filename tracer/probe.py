@@ -56,10 +56,10 @@ class Probe(Protocol):
 
 
 class CpuProbe:
-    """Measures on the CPU, bytes by the allocator's events."""
+    """Measures on the CPU, bytes by the allocator's events; sweeps so many bytes before calls."""
 
-    def __init__(self) -> None:
-        self._sweep = torch.zeros(_SWEEP["cpu"] // 8, dtype=torch.int64, device="cpu")
+    def __init__(self, swept: int = _SWEEP["cpu"]) -> None:
+        self._sweep = torch.zeros(swept // 8, dtype=torch.int64, device="cpu")
 
     def times_ns(self, calls: Sequence[Call]) -> list[int]:
         self._sweep.add_(1)

@@ -69,6 +69,11 @@ class RooflineCosts:
     def unmeasured(self) -> Mapping[str, str]:
         return dict(self._unmeasured)
 
+    @property
+    def view_ns(self) -> int:
+        """See `CostModel`."""
+        return self.profile.launch_ns if self.profile.device == "cpu" else 0
+
     def prepare(self, nodes: Sequence[fx.Node], progress: Progress | None = None) -> None:
         for done, node in enumerate(nodes, start=1):
             self.cost(node)
