@@ -60,9 +60,22 @@ def assert_same(one: nn.Module, other: nn.Module) -> None:
         assert torch.equal(b, c), name
 
 
-# One bias gradient of the U-Net is summed over a tensor of other strides in torch's traced backward
-# than in eager, with or without recomputation: they differ in the last bit.
-OTHER_KERNEL = ("unet",)
+# Torch's traced backward sums otherwise than eager mode there, with or without recomputation: one
+# bias gradient of the U-Net over a tensor of other strides; up to 2.11 Llama's in another order.
+OTHER_KERNEL = ("unet", "llama") if torch.__version__ < "2.12" else ("unet",)
+
+
+def equals_torchs_trace(model: nn.Module, batch: Any, made: Plan) -> bool:
+    """Whether the plan's gradients equal those of torch's own backend that runs what it traces."""
+    traced = copy.deepcopy(model)
+    loss_of(torch.compile(traced, backend="aot_eager")(**batch)).backward()
+    made.apply()
+    model.zero_grad(set_to_none=True)
+    loss_of(model(**batch)).backward()
+    made.remove()
+    found, want = gradients(model), gradients(traced)
+    model.zero_grad(set_to_none=True)
+    return all(same(found[n], g) for n, g in want.items())
 
 
 def equals_unrecomputed(model: nn.Module, batch: Any, wide: Plan, made: Plan) -> bool:
@@ -94,8 +107,10 @@ def test_bitwise_and_within_budget(name: str) -> None:
         # Up to 2.12 torch captures T5 in pieces.
         made = tight(model, batch, fraction) if wide.pieces else tighter(wide, fraction)
         check = made.verify(batch)
-        assert check.bitwise or name in OTHER_KERNEL, check
-        assert max(difference for difference, _ in check.worst.values()) < 1e-9, check
+        if name not in OTHER_KERNEL:
+            assert check.bitwise, check
+        else:
+            assert equals_torchs_trace(model, batch, made)
         assert equals_unrecomputed(model, batch, wide, made)
         assert check.within_budget, check
         assert abs(check.planned.peak_bytes / made.peak_bytes - 1) < 0.03, check
