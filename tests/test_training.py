@@ -65,33 +65,27 @@ def assert_same(one: nn.Module, other: nn.Module) -> None:
 OTHER_KERNEL = ("unet", "llama") if torch.__version__ < "2.12" else ("unet",)
 
 
-def equals_torchs_trace(model: nn.Module, batch: Any, made: Plan) -> bool:
-    """Whether the plan's gradients equal those of torch's own backend that runs what it traces."""
+def torchs_trace(model: nn.Module, batch: Any) -> dict[str, torch.Tensor | None]:
+    """Gradients by torch's own backend that runs what it traces, as it is."""
     traced = copy.deepcopy(model)
     loss_of(torch.compile(traced, backend="aot_eager")(**batch)).backward()
+    return gradients(traced)
+
+
+def planned_gradients(model: nn.Module, batch: Any, made: Plan) -> dict[str, torch.Tensor | None]:
     made.apply()
     model.zero_grad(set_to_none=True)
     loss_of(model(**batch)).backward()
+    found = gradients(model)
     made.remove()
-    found, want = gradients(model), gradients(traced)
     model.zero_grad(set_to_none=True)
-    return all(same(found[n], g) for n, g in want.items())
+    return found
 
 
-def equals_unrecomputed(model: nn.Module, batch: Any, wide: Plan, made: Plan) -> bool:
-    """Whether the plan's gradients equal those of the same program without recomputation."""
-    results = []
-    for each in (wide, made):
-        each.apply()
-        model.zero_grad(set_to_none=True)
-        loss_of(model(**batch)).backward()
-        results.append(gradients(model))
-        each.remove()
-    model.zero_grad(set_to_none=True)
-    one, other = results
-    return all(
-        other[n] is g or same(g, other[n])  # both None: a parameter that the loss does not use
-        for n, g in one.items()
+def all_same(one: dict[str, torch.Tensor | None], other: dict[str, torch.Tensor | None]) -> bool:
+    """Bitwise; both may be None: of a parameter that the loss does not use."""
+    return one.keys() == other.keys() and all(
+        other[n] is g or same(g, other[n]) for n, g in one.items()
     )
 
 
@@ -102,16 +96,17 @@ def test_bitwise_and_within_budget(name: str) -> None:
     model, batch = MODELS[name]()
     wide = plan(model, batch, budget_gb=1000)
     assert isinstance(wide, Plan) and not wide.recomputed
+    unrecomputed = planned_gradients(model, batch, wide)
+    if name in OTHER_KERNEL:
+        assert all_same(unrecomputed, torchs_trace(model, batch))
     peaks = []
     for fraction in (0.7, 0.4, 0.0):
         # Up to 2.12 torch captures T5 in pieces.
         made = tight(model, batch, fraction) if wide.pieces else tighter(wide, fraction)
         check = made.verify(batch)
-        if name not in OTHER_KERNEL:
-            assert check.bitwise, check
-        else:
-            assert equals_torchs_trace(model, batch, made)
-        assert equals_unrecomputed(model, batch, wide, made)
+        differing = {what for what, (difference, _) in check.worst.items() if difference != 0.0}
+        assert differing <= ({"gradients"} if name in OTHER_KERNEL else set()), check
+        assert all_same(planned_gradients(model, batch, made), unrecomputed)
         assert check.within_budget, check
         assert abs(check.planned.peak_bytes / made.peak_bytes - 1) < 0.03, check
         assert made.lower_bound <= made.overhead + 1e-12

@@ -28,6 +28,7 @@ from torch import fx
 from tracer.concrete import Binding, Symbols, concrete
 from tracer.errors import PlannerError, UntraceableModel
 from tracer.torch_private import (
+    CAPTURE_SWITCHES,
     TorchDynamoException,
     aot_joint,
     branches_on_data,
@@ -240,9 +241,8 @@ class CompiledForward:
         """
         if capture_is_off():
             raise UntraceableModel(
-                "torch.compile is switched off (TORCHDYNAMO_DISABLE, TORCH_COMPILE_DISABLE or "
-                "torch._dynamo.config.disable), and a step is captured with it: switch it on, or "
-                "train without a plan"
+                f"torch.compile is switched off ({CAPTURE_SWITCHES}), and a step is captured with "
+                "it: switch it on, or train without a plan"
             )
         if self._hooks() != self._seen:
             self._forget()

@@ -200,7 +200,7 @@ def extract(
     costs.prepare([*nodes, *added.values()], progress)
     builder = _Builder(joint, zeros, costs)
     for gradient, call in added.items() if accumulate else ():
-        builder.adding_ns[_root(gradient, zeros)] += costs.adding_ns(call)
+        builder.leaving_ns[_root(gradient, zeros)] += costs.adding_ns(call)
     step = builder.build(nodes, absent, fixed_bytes, accumulate)
     if not few_slices:
         return step
@@ -220,12 +220,12 @@ class _Builder:
         self.outputs = {_root(n, zeros) for n in outputs}
         self.gradients = {_root(n, zeros) for n in joint.gradients if n is not None}
         self.modules = _module_by_sequence(joint)
-        # Of gradients: what adds them to those that exist, and the views that they are.
-        self.adding_ns: Counter[fx.Node] = Counter()
+        # Of gradients: the views that they leave as, and what adds them to those that exist.
+        self.leaving_ns: Counter[fx.Node] = Counter()
         self.views: dict[bool, set[fx.Node]] = {True: set(), False: set()}  # made, by phase
         for gradient in filter(None, joint.gradients):
             views = views_behind([gradient], self.views[False])
-            self.adding_ns[_root(gradient, zeros)] += views * costs.view_ns
+            self.leaving_ns[_root(gradient, zeros)] += views * costs.view_ns
 
     def build(
         self,
@@ -293,7 +293,7 @@ class _Builder:
             views = views_behind(node.all_input_nodes, self.views[forward])
             time_ns = cost.time_ns + views * self.costs.view_ns
             for owner, nbytes in _results(node, cost.outputs):
-                time_ns += 0 if forward else self.adding_ns[owner]
+                time_ns += 0 if forward else self.leaving_ns[owner]
                 kind = self._kind(owner, forward)
                 size = self.costs.allocated(nbytes)
                 outputs.append(self._value(owner, owner.name, size, kind, index))

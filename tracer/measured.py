@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import fx
@@ -42,13 +42,6 @@ _LONGEST_NS = 5_000_000_000  # a call that is estimated to take longer is run in
 _SMALL = 1 << 20  # bytes; calls that read and write less are timed together
 _TOGETHER = 64  # calls
 _VIEW = "view"  # in place of a signature: any call that only makes a view
-
-
-class _Accuracy(TypedDict):
-    """How well times are to be known; see `MeasuredCosts`."""
-
-    seconds: float
-    relative_error: float
 
 
 @dataclass(frozen=True)
@@ -108,7 +101,7 @@ class MeasuredCosts:
         default = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device if device is not None else default)
         self._cached = cached
-        self._accuracy: _Accuracy = {"seconds": seconds, "relative_error": relative_error}
+        self._seconds, self._relative_error = seconds, relative_error
         self._known: dict[str, OperationCost] = {}
         self._estimated: dict[str, OperationCost] = {}
         self._unmeasured: dict[str, str] = {}
@@ -124,15 +117,15 @@ class MeasuredCosts:
 
     @property
     def view_ns(self) -> int:
-        if self._views_are_free:
-            return 0
-        if _VIEW not in self._known:
+        """See `CostModel`."""
+        if self._lacks_view:
             self.prepare([])
-        return self._known[_VIEW].time_ns
+        return self._known[_VIEW].time_ns if _VIEW in self._known else 0
 
     @property
-    def _views_are_free(self) -> bool:
-        return self.device.type != "cpu"
+    def _lacks_view(self) -> bool:
+        """Whether views cost something here, and nobody has measured what."""
+        return self.device.type == "cpu" and _VIEW not in self._known
 
     def prepare(self, nodes: Sequence[fx.Node], progress: Progress | None = None) -> None:
         if self._cached and not self._loaded:
@@ -141,7 +134,7 @@ class MeasuredCosts:
         found = {signature(n): n for n in nodes}
         have = self._known.keys() | self._estimated.keys()
         wanted = {s: n for s, n in found.items() if s not in have}
-        if not wanted and (self._views_are_free or _VIEW in self._known):
+        if not wanted and not self._lacks_view:
             return
         known = len(self._known)
         try:
@@ -172,8 +165,8 @@ class MeasuredCosts:
             torch.manual_seed(0)
             self._probe = probe_for(self.device)
             try:
-                if not self._views_are_free and _VIEW not in self._known:
-                    self._known[_VIEW] = OperationCost(view_ns(**self._accuracy))
+                if self._lacks_view:
+                    self._known[_VIEW] = OperationCost(view_ns())
                 self._measure_each(wanted, progress)
             finally:  # training needs the memory that the probe and torch's cache hold
                 del self._probe
@@ -247,7 +240,12 @@ class MeasuredCosts:
         room = self._probe.room(
             max(t.workspace + t.made for t in trials), max(t.largest for t in trials)
         )
-        times = settled_times_ns(self._probe, [t.call for t in trials], **self._accuracy)
+        times = settled_times_ns(
+            self._probe,
+            [t.call for t in trials],
+            seconds=self._seconds,
+            relative_error=self._relative_error,
+        )
         del room
         return times
 

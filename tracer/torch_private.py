@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
+    "CAPTURE_SWITCHES",
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
@@ -127,6 +128,9 @@ def _break_at_lengths() -> None:
     """
     if torch.__version__ < "2.13":
         torch._dynamo.disallow_in_graph(torch._VF._pad_packed_sequence)
+
+
+CAPTURE_SWITCHES = "TORCHDYNAMO_DISABLE, TORCH_COMPILE_DISABLE or torch._dynamo.config.disable"
 
 
 def capture_is_off() -> bool:
