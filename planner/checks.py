@@ -14,6 +14,7 @@ from tracer.graph import ComputationGraph
 
 if TYPE_CHECKING:
     from planner.plan import Plan
+    from planner.problem import Problem
 
 # Everything that follows from the graph and the order.
 DERIVED = (
@@ -69,6 +70,17 @@ def _of_part(part: Plan) -> list[str]:
     if part.lower_bound > part.overhead + 1e-6:
         wrong.append(f"lower_bound {part.lower_bound} is above the overhead {part.overhead}")
     return wrong
+
+
+def is_for(plan: Plan, problem: Problem) -> bool:
+    """Whether a plan is what would be made for a problem: of the same graph, costs and budget.
+
+    Patterns go by the names of modules, which a fingerprint does not know: with them it is not.
+    """
+    if plan.pieces or plan.keep or plan.recompute or problem.keep or problem.recompute:
+        return False
+    same = plan.cost_fingerprint == problem.graph.fingerprint()
+    return same and plan.budget_bytes == problem.budget_bytes
 
 
 def matched(plan: Plan, graph: ComputationGraph) -> Schedule:

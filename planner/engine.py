@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from planner.backends import INDUCTOR
-from planner.checks import matched
+from planner.checks import is_for, matched
 from planner.data_parallel import Surroundings, unwrap
 from planner.distributed import in_flight_bytes, shared_plan
 from planner.parts import parts
@@ -138,12 +138,21 @@ class Engine:
         inputs: Inputs | None = None,
         absent: frozenset[int] | None = None,
     ) -> Plan:
-        """Prices and solves a captured step; `absent` as for `extract`."""
+        """Prices and solves a captured step; `absent` as for `extract`.
+
+        The plan in force serves a step that is the same to the last byte and nanosecond: torch
+        captures again what a first forward has changed in passing (transformers notes the kind of
+        loss in the model's config).
+        """
         held = traced.held if traced.sizes or inputs is None else inputs
         step = self.extract(traced, held, absent)
         graph = step.graph
         budget, request = self.budget_for(graph.fixed), self.request
         (problem,) = problems_of([graph], budget, request.keep, request.recompute)
+        if self.plan is not None and is_for(self.plan, problem):
+            program = self.program_of(step, self.plan.order, budget)
+            self.remember(self.plan, [*self.programs_of(self.plan), (traced.key(), program)])
+            return self.plan
 
         def make() -> Plan:
             if self.request.in_flight > 1:
@@ -395,7 +404,11 @@ class Engine:
         absent = known.over if known is not None else None
         if known is None or absent is not None:
             log.info("planning for new sizes, other outputs used, or gradients that exist already")
-            self.adopt_plan(self.make_plan(traced, absent=absent))
+            made = self.make_plan(traced, absent=absent)
+            if made is self.plan:
+                self.activate(made)
+            else:
+                self.adopt_plan(made)
             known = self.programs.get(traced.key())
         assert known is not None
         return known

@@ -6,6 +6,7 @@ import copy
 import gc
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 from planner import Plan, PlannerError, plan
 from planner.engine import Engine
+from planner.solving import solve
 from runtime import measure
 from tests.models import bert
 
@@ -114,6 +116,40 @@ def test_a_range_planned_ahead_needs_one_capture(monkeypatch: pytest.MonkeyPatch
         assert measured <= made.budget_bytes
     assert len(found) == 1
     assert getattr(model, "plan", None) is made
+
+
+class Noting(Tower):
+    """Notes in its first forward what later ones look at, as transformers' models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind = ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.kind:
+            self.kind = "mean"
+        return super().forward(x)
+
+
+def test_what_is_captured_again_is_not_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = captures(monkeypatch)
+    solved = Mock(side_effect=solve)
+    monkeypatch.setattr("planner.engine.solve", solved)
+    x = torch.randn(256, 32)
+    wide = plan(Noting(), (x,), budget_gb=1)
+    model, twin = Noting(), Noting()
+    twin.load_state_dict(model.state_dict())
+    budget = (wide.minimum_peak_bytes + wide.peak_bytes) / 2 / GB
+    made = plan(model, (x,), budget_gb=budget)
+    assert isinstance(wide, Plan) and isinstance(made, Plan) and made.recomputed
+    made.apply()
+    for _ in range(3):
+        train(model, x=x)
+        train(twin, x=x)
+        assert equal_gradients(model, twin)
+    assert model.kind == "mean"
+    assert len(found) == 4  # planned by position twice, called by name, and with the note
+    assert solved.call_count == 2
 
 
 def test_dynamic_that_makes_no_sense() -> None:
