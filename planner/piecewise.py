@@ -56,7 +56,7 @@ class PiecewisePlanner:
     def look(self, inputs: Inputs) -> Plan:
         """Runs the forward once to see its pieces, and plans them."""
         engine = self._engine
-        state = ModelState(engine.model)
+        state = ModelState(engine.model, inputs.tensors())
         try:
             recording, outputs = self._record(inputs)
             return self._plan(recording, outputs, inputs)
@@ -107,6 +107,9 @@ class PiecewisePlanner:
             raise UntraceableModel(
                 "torch found nothing in the model's forward that it can trace:\n"
                 + "\n".join(self._engine.breaks)
+                + "\nA loop in which a graph ends runs as Python, and torch captures no bare layer "
+                "of torch.nn in it: put what the loop calls into a module of your own, or take "
+                "away what ends the graph"
             )
         return recording, outputs
 

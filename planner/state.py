@@ -1,24 +1,27 @@
-"""What a trial run of a model changes, to be put back: buffers, gradients, random numbers."""
+"""What a trial run of a model changes, to be put back: buffers, gradients, inputs, random state."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
+from runtime.torch_private import version_of
+
 
 class ModelState:
-    """Buffers, gradients and random-number states around a model.
+    """Buffers, gradients and random-number states around a model, and its inputs' content.
 
     Random numbers are those of torch (CPU and the model's CUDA devices), of Python, of numpy, and
     of generators that the model's modules hold as attributes.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, inputs: Iterable[torch.Tensor] = ()) -> None:
         self.model = model
+        self.inputs = [(t, t.detach().clone(), version_of(t)) for t in inputs if not t.is_meta]
         self.buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
         self.gradients = {n: p.grad for n, p in model.named_parameters()}
         self._put_back = list(_generators(model))
@@ -29,6 +32,9 @@ class ModelState:
             for name, buffer in self.model.named_buffers():
                 if name in self.buffers:
                     buffer.copy_(self.buffers[name])
+            for tensor, content, version in self.inputs:
+                if version_of(tensor) != version:
+                    tensor.detach().copy_(content)
         for name, parameter in self.model.named_parameters():
             parameter.grad = self.gradients[name] if gradients else None
         for put_back in self._put_back:

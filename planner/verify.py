@@ -130,7 +130,7 @@ class _Trial:
 
     def __init__(self, engine: Engine, plan: Plan, inputs: Inputs) -> None:
         self.engine, self.plan, self.inputs = engine, plan, inputs
-        self.state = ModelState(engine.model)
+        self.state = ModelState(engine.model, inputs.tensors())
 
     def run(
         self, call: Callable[..., Any]
