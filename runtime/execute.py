@@ -17,13 +17,22 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
 
 from runtime.rewrite import Rewritten, Slice
-from runtime.torch_private import autocast_off, graph_kept
+from runtime.torch_private import (
+    autocast_off,
+    backward_pass,
+    base_of,
+    graph_kept,
+    made_by_aot,
+    same_view,
+    tree_leaves,
+    version_of,
+)
 from tracer.capture import JointGraph
 from tracer.errors import PlannerError
 
@@ -71,9 +80,10 @@ class StepExecutor:
         gated = gates.arguments if session.sliced else args
         with session.running():
             assert self._call is not None
-            outputs = self._call(*gated)
-        session.keep()
-        _adopt(outputs, session)
+            outputs = gates.opened(self._call(*gated))
+            session.keep()
+            session.adopt(outputs)
+            session.watch(outputs)
         return outputs
 
     def forward(self, args: list[Any]) -> Sequence[Any]:
@@ -83,6 +93,8 @@ class StepExecutor:
         rewritten = session.program.rewritten
         results = rewritten.forward.forward(args)
         session.made = list(results[rewritten.num_outputs :])
+        session.memory = {_memory(results[i]) for i in rewritten.kept}
+        session.returned = [r for r in results[: rewritten.num_outputs] if _is_new(r)]
         return (*results[: rewritten.num_outputs], session.token())
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
@@ -115,14 +127,18 @@ class _Session:
         self._by_number[self.number] = self
         self.sliced = False
         self.made: list[Any] = []
+        self.returned: list[torch.Tensor] = []  # what AOTAutograd's node is the node of
         self.opaque: dict[int, Any] = {}  # parts of gradients that are no tensors
         self.slices: tuple[Slice, ...] = ()
+        self.memory: set[int] = set()  # of results that are saved, too
+        self._watched: list[tuple[torch.Tensor, int]] = []
         self._kept: Any = None
         self._others: dict[int, Any] = {}
         self._live: list[Any] = []
         self._done = 0
         self._ready: dict[int, Any] = {}  # gradients made before their gate's turn
         self._to_come: set[int] = set()  # primals whose gradients are not made yet
+        self._pass = -1  # of all that is here on its way through backward
 
     # Forward
 
@@ -152,6 +168,32 @@ class _Session:
             # the C++ part of it, which the Python part does not own in torch 2.11.
             self._kept = _Keeper.apply(torch.empty((), requires_grad=True), *tensors)
 
+    def adopt(self, outputs: Any) -> None:
+        """Ties this to AOTAutograd's node, so that both live equally long.
+
+        Also asks autograd for None where no gradient arrives, instead of zeros of the output's
+        size. The node is that of what the captured graph returned; where AOTAutograd has put
+        tensor subclasses around that, it is looked for behind the caller's outputs.
+        """
+        returned, self.returned = self.returned, []
+        nodes = itertools.chain((r.grad_fn for r in returned), _nodes_behind(outputs))
+        of_aot: Any = (n for n in nodes if made_by_aot(n) and "planned_step" not in n.metadata)
+        node = next(of_aot, None)
+        if node is not None:
+            node.set_materialize_grads(False)
+            node.metadata["planned_step"] = self
+
+    def watch(self, outputs: Any) -> None:
+        """Notes the versions of outputs over memory that backward reads.
+
+        AOTAutograd gives an output that is a view of a result a version counter of its own, so
+        that autograd does not see who writes to that memory.
+        """
+        if self.memory and torch.is_grad_enabled():
+            found = [o for o in tree_leaves(outputs) if isinstance(o, torch.Tensor)]
+            found = [o for o in found if _memory(o) in self.memory]
+            self._watched = [(o.detach(), version_of(o)) for o in found]
+
     # Backward
 
     @classmethod
@@ -171,6 +213,12 @@ class _Session:
                 "Trying to backward through the planned step a second time, but its saved values "
                 "have been freed. Specify retain_graph=True at the first backward."
             )
+        if any(version_of(tensor) != version for tensor, version in self._watched):
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                "inplace operation: an output of the planned module that is kept for backward, too "
+                "(clone the output before you change it)"
+            )
         absent = frozenset(i for i, t in enumerate(tangents) if t is None)
         self.slices = self.program.backward(absent)
         live = list(self._kept.grad_fn.saved_tensors)
@@ -180,15 +228,19 @@ class _Session:
         self._done = 0
         self._ready = {}
         self._to_come = {p for part in self.slices for p in part.primals}
+        self._pass = backward_pass()
         if not graph_kept():
-            self._kept = None
+            self._kept, self._watched = None, []
 
     def gradients(self, primals: Sequence[int]) -> list[Any]:
         """Runs slices until these primals' gradients are there; None for those that get none.
 
         Gates and slices go together one by one, unless other tangents arrived than were planned
-        for: then slices end elsewhere, and what comes early waits for its gate.
+        for: then slices end elsewhere, and what comes early waits for its gate. What an earlier
+        pass left undone (it was for some inputs only, or a hook raised) is none of this one's.
         """
+        if self._pass != backward_pass():
+            self._live, self._ready, self._to_come = [], {}, set()
         missing = {p for p in primals if p not in self._ready} & self._to_come
         while missing:
             for primal, gradient in self.run_slice():
@@ -217,8 +269,10 @@ class _Running:
         self.outer = getattr(_Session._running, "session", None)
         _Session._running.session = self.session
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         _Session._running.session = self.outer
+        if kind is not None:  # its tensors lead back to it: it would outlive the forward
+            self.session.made, self.session.returned = [], []
 
 
 class _Gates:
@@ -226,6 +280,7 @@ class _Gates:
 
     def __init__(self, session: _Session, joint: JointGraph, args: Sequence[Any]) -> None:
         self.arguments = list(args)
+        self._behind: dict[int, torch.Tensor] = {}  # by what a gate gave out, what it was given
         if not joint.one_to_one or not torch.is_grad_enabled():
             return
         # Gates stand for gradients of other tangents than were planned for, too.
@@ -244,6 +299,26 @@ class _Gates:
             token, *passed = _Gate.apply(session, primals, token, *(args[p] for p in primals))
             for primal, tensor in zip(primals, passed, strict=True):
                 self.arguments[primal] = tensor
+                self._behind[id(tensor)] = args[primal]
+
+    def opened(self, outputs: Any) -> Any:
+        """The same outputs, where they are arguments or views of them those of the caller's own.
+
+        AOTAutograd makes them from what it was called with, the tensors behind the gates.
+        """
+        if not self._behind:
+            return outputs
+        if isinstance(outputs, (tuple, list)):
+            return type(outputs)(map(self._opened, outputs))
+        return self._opened(outputs)
+
+    def _opened(self, output: Any) -> Any:
+        if not isinstance(output, torch.Tensor):
+            return output
+        if id(output) in self._behind:
+            return self._behind[id(output)]
+        own = self._behind.get(id(base_of(output)))
+        return output if own is None else same_view(output, own)
 
 
 class _Gate(torch.autograd.Function):
@@ -262,8 +337,11 @@ class _Gate(torch.autograd.Function):
         return (token.detach(), *(a.detach() for a in arguments))
 
     @staticmethod
-    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
-        gradients = ctx.session.gradients(ctx.primals)
+    def backward(ctx: Any, _token: Any, *arrived: Any) -> tuple[Any, ...]:
+        # What arrives here is of outputs that are views of an argument: torch makes such a view
+        # outside of the captured step, from what it was called with.
+        made = ctx.session.gradients(ctx.primals)
+        gradients = [_sum(*pair) for pair in zip(made, arrived, strict=True)]
         if torch.is_grad_enabled():  # create_graph: a second derivative must not be silently zero
             gradients = _refuse_second_derivative(gradients)
         return (None, None, None, *gradients)
@@ -305,23 +383,32 @@ def _refuse_second_derivative(gradients: list[Any]) -> list[Any]:
     return [None if g is None else next(passed) for g in gradients]
 
 
+def _sum(left: Any, right: Any) -> Any:
+    if left is None or right is None:
+        return right if left is None else left
+    return left + right  # a new tensor: either may be held by others
+
+
+def _is_new(result: Any) -> bool:
+    """Whether a result is a tensor of the captured graph's own: no argument of it, nor a view."""
+    return isinstance(result, torch.Tensor) and not result.requires_grad
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
 def _needs_gradient(args: Sequence[Any], primal: int) -> bool:
     argument = args[primal]
     return isinstance(argument, torch.Tensor) and argument.requires_grad
 
 
-def _adopt(outputs: Any, session: _Session) -> None:
-    """Ties the session to AOTAutograd's node, so that both live equally long.
-
-    Also asks autograd for None where no gradient arrives, instead of zeros of the output's size.
-    """
+def _nodes_behind(outputs: Any) -> Iterator[Any]:
+    """Autograd nodes of outputs, behind those of views that are made of them afterwards."""
     for output in outputs if isinstance(outputs, (tuple, list)) else [outputs]:
         node: Any = output.grad_fn if isinstance(output, torch.Tensor) else None
-        for _ in range(4):  # an output that is a view made afterwards has its view nodes in front
+        for _ in range(4):
             if node is None:
                 break
-            if hasattr(node, "set_materialize_grads"):
-                node.set_materialize_grads(False)
-                node.metadata["planned_step"] = session
-                break
+            yield node
             node = node.next_functions[0][0] if node.next_functions else None

@@ -73,13 +73,15 @@ class Slice:
 class Rewritten:
     """Graphs that run one schedule.
 
-    `forward(primals)` returns the forward outputs followed by the values `saved`.
+    `forward(primals)` returns the forward outputs followed by the values `saved`; those at the
+    positions `kept` are tensors over memory that is saved, too.
     """
 
     forward: Callee
     num_outputs: int
     saved: tuple[int, ...]
     slices: tuple[Slice, ...]
+    kept: tuple[int, ...] = ()
 
 
 def rewrite(step: StepGraph, schedule: Schedule) -> Rewritten:
@@ -89,7 +91,9 @@ def rewrite(step: StepGraph, schedule: Schedule) -> Rewritten:
     live = _Liveness(step, schedule)
     forward, saved = _forward(step, forward_steps, live, at)
     slices = tuple(_slices(step, backward_steps, live, at + 1, saved))
-    result = Rewritten(forward, len(step.joint.outputs), saved, slices)
+    outputs = step.joint.outputs
+    kept = tuple(i for i, n in enumerate(outputs) if step.value_of.get(n) in saved)
+    result = Rewritten(forward, len(outputs), saved, slices, kept)
     _check(step, schedule, result)
     return result
 
@@ -97,8 +101,8 @@ def rewrite(step: StepGraph, schedule: Schedule) -> Rewritten:
 class _Liveness:
     """When values are read and made along a schedule.
 
-    `needed[n]` are the values that something reads after step n before making them again, for
-    the steps where a graph ends: the boundary and the deliveries.
+    `needed[n]` are the values that something reads (or hands over) after step n before making them
+    again, for the steps where a graph ends: the boundary and the deliveries.
     """
 
     def __init__(self, step: StepGraph, schedule: Schedule) -> None:
@@ -123,6 +127,7 @@ class _Liveness:
                     self.last_read.setdefault(v, number)
             elif not isinstance(item, Free):
                 self.needed[number] = tuple(sorted(needed))
+                needed.update(item.values if isinstance(item, Deliver) else ())
 
     def read_after(self, value: int, number: int) -> bool:
         """Whether something reads this instance of the value, made at step `number`."""

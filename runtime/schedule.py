@@ -8,7 +8,7 @@ the moments at which gradients leave the backward pass (the slices).
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -157,6 +157,9 @@ def deliveries(
 ) -> dict[int, tuple[int, ...]]:
     """Positions where slices end, with the gradients that leave there.
 
+    A gradient leaves when it is complete and what it is the gradient of has been read for the last
+    time: a hook may change a parameter as soon as its gradient is there.
+
     A slice costs an autograd node (tens of microseconds), a gradient that waits costs its bytes:
     one slice for every gradient of a megabyte or more, and at most about sixteen for small models.
     Where each slice is compiled, there are at most about eight.
@@ -166,7 +169,7 @@ def deliveries(
     if graph.few_slices:
         enough = max(1, sum(size.values()) // 8)
     complete: dict[int, list[int]] = {}
-    for v, position in _last_touches(graph, order, boundary, size).items():
+    for v, position in _last_touches(graph, order, boundary).items():
         complete.setdefault(position, []).append(v)
     result: dict[int, tuple[int, ...]] = {}
     waiting: list[int] = []
@@ -180,16 +183,12 @@ def deliveries(
     return result
 
 
-def _last_touches(
-    graph: ComputationGraph, order: Sequence[int], boundary: int, wanted: Container[int]
-) -> dict[int, int]:
-    """Position of the last operation that makes or reads each of the wanted values."""
+def _last_touches(graph: ComputationGraph, order: Sequence[int], boundary: int) -> dict[int, int]:
+    """Position of the last operation after which each gradient may leave."""
     last: dict[int, int] = {}
     for position in range(boundary, len(order)):
-        op = graph.operations[order[position]]
-        for v in (*op.inputs, *op.outputs):
-            if v in wanted:
-                last[v] = position
+        for v in graph.touched[order[position]]:
+            last[v] = position
     return last
 
 

@@ -29,6 +29,8 @@ __all__ = [
     "active_data_parallel",
     "autocast_off",
     "backward_hooks",
+    "backward_pass",
+    "base_of",
     "decomposed",
     "fake_mode_of",
     "graph_kept",
@@ -38,12 +40,14 @@ __all__ = [
     "is_overload",
     "job_store",
     "lint",
+    "made_by_aot",
     "plain_call",
     "recorded_at",
     "recorded_next",
     "remove_call",
     "run_and_save_rng_state",
     "run_with_rng_state",
+    "same_view",
     "saved_by_autograd",
     "set_backward_hooks",
     "sharded_units",
@@ -51,6 +55,7 @@ __all__ = [
     "tree_flatten",  # these of torch.utils._pytree: outputs of any shape, the same since 2.0
     "tree_leaves",
     "tree_unflatten",
+    "version_of",
 ]
 
 
@@ -86,6 +91,38 @@ def graph_kept() -> bool:
     Relies on `torch._C._autograd._get_current_graph_task_keep_graph`, as AOTAutograd does.
     """
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def backward_pass() -> int:
+    """Number of the running backward pass; -1 outside of one.
+
+    Relies on `torch._C._current_graph_task_id`, as torch's own multi-gradient hooks do.
+    """
+    return int(torch._C._current_graph_task_id())
+
+
+def made_by_aot(node: Any) -> bool:
+    """Whether an autograd node is one of AOTAutograd's: a captured graph in the caller's graph.
+
+    Relies on the name of the `torch.autograd.Function` in it, `CompiledFunction`, since torch 2.0.
+    """
+    return type(node).__name__ == "CompiledFunctionBackward"
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place. Relies on `Tensor._version`, autograd's counter."""
+    return int(tensor._version)
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What a tensor is a view of. Relies on `Tensor._base`."""
+    return tensor._base
+
+
+def same_view(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """The same view of another tensor. Relies on `Tensor._view_func`, as AOTAutograd does."""
+    made: torch.Tensor = view._view_func(base)  # type: ignore[attr-defined]
+    return made
 
 
 _NO_HOOK = -1

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
+from tracer.aliases import BACKWARD, merge_views, own_gradients
 from tracer.concrete import Binding, Symbols, concrete
 from tracer.errors import PlannerError, UntraceableModel
 from tracer.torch_private import (
@@ -84,6 +85,7 @@ class JointGraph:
         if not self.symbols.places:
             return self
         module = concrete(self.module, binding)
+        merge_views(module.graph, self.num_forward_outputs)
         return JointGraph(module, self.num_forward_outputs, self.one_to_one)
 
     @cached_property
@@ -359,6 +361,8 @@ def _compile_graph(
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         arguments = [n for n in module.graph.nodes if n.op == "placeholder"]
         _tag_backward(joint)
+        own_gradients(joint.graph, num_fwd_outputs)
+        merge_views(joint.graph, num_fwd_outputs)
         # What Dynamo traced with: `inputs` are the real tensors, whose sizes are numbers.
         fakes = tuple(n.meta.get("example_value") for n in arguments)
         graph = JointGraph(joint, num_fwd_outputs, True, Symbols.of(fakes), fakes)
@@ -395,7 +399,7 @@ def _tag_backward(joint: fx.GraphModule) -> None:
         if is_tangent or (node.op == "call_function" and late.intersection(node.all_input_nodes)):
             late.add(node)
             if node.op == "call_function":
-                node.meta["partitioner_tag"] = "is_backward"
+                node.meta["partitioner_tag"] = BACKWARD
 
 
 def _has_parts(argument: fx.Node) -> bool:

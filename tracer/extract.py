@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from tracer.accumulation import additions
+from tracer.aliases import BACKWARD
 from tracer.capture import JointGraph
 from tracer.costs import CostModel
 from tracer.graph import ComputationGraph, Kind, Operation, Phase, Value
@@ -245,6 +246,7 @@ class _Builder:
             op_nodes.append(node)
         for node in self.joint.module.graph.nodes:
             self._resolve(node)
+        self._note_gradients()
         graph = ComputationGraph(
             tuple(self.operations), tuple(self.values), fixed_bytes, accumulate
         )
@@ -347,6 +349,14 @@ class _Builder:
             return Kind.OUTPUT if owner in self.outputs else Kind.ACTIVATION
         return Kind.GRADIENT if owner in self.gradients else Kind.TEMPORARY
 
+    def _note_gradients(self) -> None:
+        """Notes on each gradient what it is the gradient of."""
+        for primal, node in zip(self.joint.primals, self.joint.gradients, strict=True):
+            index = self._gradient(node)
+            if index is not None and self.values[index].kind is Kind.GRADIENT:
+                of = (*self.values[index].of, self.value_of[primal])
+                self.values[index] = dataclasses.replace(self.values[index], of=of)
+
     def _gradient(self, node: fx.Node | None) -> int | None:
         return None if node is None else self._resolve(node)
 
@@ -409,7 +419,7 @@ def _is_operation(node: fx.Node) -> bool:
 
 
 def _is_forward(node: fx.Node) -> bool:
-    return bool(node.meta.get("partitioner_tag") != "is_backward")
+    return bool(node.meta.get("partitioner_tag") != BACKWARD)
 
 
 def _is_scalar(node: fx.Node) -> bool:

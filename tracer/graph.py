@@ -52,6 +52,8 @@ class Value:
         kind: see `Kind`.
         producer: index of the operation that makes it; None if it comes from outside.
         shape, dtype: of the tensor that owns the storage; for people, not for solvers.
+        of: for a gradient, the resident values whose gradient it is. It leaves when the last of
+            them has been read: whoever takes it may change them (an optimizer in a hook).
     """
 
     index: int
@@ -61,6 +63,7 @@ class Value:
     producer: int | None
     shape: tuple[int, ...] = ()
     dtype: str = ""
+    of: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,26 @@ class ComputationGraph:
                 readers[v].append(op.index)
         return tuple(map(tuple, readers))
 
+    @cached_property
+    def touched(self) -> tuple[tuple[int, ...], ...]:
+        """For each operation the gradients that must not have left before it has run.
+
+        Those that it makes or reads, and those of the resident values that it reads.
+        """
+        gradients = {v.index for v in self.values if v.kind is Kind.GRADIENT}
+        of: dict[int, list[int]] = {}
+        for g in gradients:
+            for v in self.values[g].of:
+                of.setdefault(v, []).append(g)
+        return tuple(
+            tuple(
+                {v for v in (*op.inputs, *op.outputs) if v in gradients}.union(
+                    *(of.get(v, ()) for v in op.inputs)
+                )
+            )
+            for op in self.operations
+        )
+
     def bytes_of(self, kind: Kind) -> int:
         """Bytes of all values of one kind."""
         return sum(v.nbytes for v in self.values if v.kind is kind)
@@ -202,7 +225,14 @@ class ComputationGraph:
             for op in data["operations"]
         )
         values = tuple(
-            Value(**{**v, "kind": Kind(v["kind"]), "shape": tuple(v["shape"])})
+            Value(
+                **{
+                    **v,
+                    "kind": Kind(v["kind"]),
+                    "shape": tuple(v["shape"]),
+                    "of": tuple(v.get("of", ())),
+                }
+            )
             for v in data["values"]
         )
         fixed = tuple((str(who), int(nbytes)) for who, nbytes in data["fixed_bytes"])

@@ -51,7 +51,7 @@ def _find_aliased_input(node: fx.Node) -> fx.Node | None:
     target = node.target
     if isinstance(target, OpOverload):
         schema = target._schema
-        if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
+        if writes_arguments(node):
             return None
         shared = {s for r in schema.returns if r.alias_info for s in r.alias_info.before_set}
         for argument, value in _bound_arguments(node):
@@ -63,6 +63,12 @@ def _find_aliased_input(node: fx.Node) -> fx.Node | None:
         if own & {storage_key(t) for t in tensors_of(source) if _has_storage(t)}:
             return source
     return None
+
+
+def writes_arguments(node: fx.Node) -> bool:
+    """Whether a call says that it changes one of its arguments."""
+    target = node.target
+    return isinstance(target, OpOverload) and target._schema.is_mutable
 
 
 def is_random(node: fx.Node) -> bool:

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
     "CAPTURE_SWITCHES",
+    "UNSAFE_VIEW",
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
@@ -129,6 +130,9 @@ def _break_at_lengths() -> None:
     if torch.__version__ < "2.13":
         torch._dynamo.disallow_in_graph(torch._VF._pad_packed_sequence)
 
+
+UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+"""A view that autograd takes for a result of its own; torch's matrix products end with it."""
 
 CAPTURE_SWITCHES = "TORCHDYNAMO_DISABLE, TORCH_COMPILE_DISABLE or torch._dynamo.config.disable"
 
