@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
+from collections.abc import Iterator
 
 import pytest
+
+from tracer.measured import MeasuredCosts
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -16,3 +20,20 @@ def _frozen_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Operations are timed for a moment, into a cache that is gone afterwards.
+
+    What a plan does must be right whatever things cost, and two tests at a time disturb each
+    other's clock anyway; tests of the costs themselves say how long they want to measure.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    defaults = MeasuredCosts.__init__.__kwdefaults__
+    assert defaults is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(defaults, "seconds", 0.02)
+        patch.setenv("CHECKPOINT_PLANNER_CACHE", str(shared / "costs"))
+        yield
