@@ -29,6 +29,8 @@ CORE = (
     "test_distributed",
     "test_trainers",
     "test_surroundings",
+    "test_border",
+    "test_aliases",
 )
 # torch of an environment decides about these itself.
 _FOLLOWS_TORCH = ("torch", "setuptools")
