@@ -1,9 +1,14 @@
-"""The examples and benchmarks run, small, as a user would run them."""
+"""The examples and benchmarks run, small, as a user would run them.
+
+`EXAMPLES=all pytest tests/test_examples.py` runs each of them; by default those that take longest
+are left out: `make demo` runs the first, other tests what the others are made of.
+"""
 
 from __future__ import annotations
 
 import ast
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -31,10 +36,14 @@ COMMANDS = {
     "step_time": "-m benchmarks.step_time launch --rounds 1",
 }
 
+LONG = (
+    () if os.environ.get("EXAMPLES") == "all" else ("quickstart", "what_fits", "unet", "step_time")
+)
 
-@pytest.mark.parametrize("line", COMMANDS.values(), ids=COMMANDS)
-def test_runs(line: str, tmp_path: Path) -> None:
-    done = script(line, tmp_path)
+
+@pytest.mark.parametrize("name", [n for n in COMMANDS if n not in LONG])
+def test_runs(name: str, tmp_path: Path) -> None:
+    done = script(COMMANDS[name], tmp_path)
     assert done.code == 0, done.out + done.err
 
 
