@@ -35,6 +35,7 @@ from runtime.torch_private import (
 )
 from tracer.capture import JointGraph
 from tracer.errors import PlannerError
+from tracer.torch_private import storage_key
 
 BOOKKEEPING_BYTES = 64
 """Tokens and anchors of one step: a handful of scalars."""
@@ -93,7 +94,7 @@ class StepExecutor:
         rewritten = session.program.rewritten
         results = rewritten.forward.forward(args)
         session.made = list(results[rewritten.num_outputs :])
-        session.memory = {_memory(results[i]) for i in rewritten.kept}
+        session.memory = {storage_key(results[i]) for i in rewritten.kept}
         session.returned = [r for r in results[: rewritten.num_outputs] if _is_new(r)]
         return (*results[: rewritten.num_outputs], session.token())
 
@@ -190,8 +191,8 @@ class _Session:
         that autograd does not see who writes to that memory.
         """
         if self.memory and torch.is_grad_enabled():
-            found = [o for o in tree_leaves(outputs) if isinstance(o, torch.Tensor)]
-            found = [o for o in found if _memory(o) in self.memory]
+            found = [o for o in tree_leaves(outputs) if _is_strided(o)]
+            found = [o for o in found if storage_key(o) in self.memory]
             self._watched = [(o.detach(), version_of(o)) for o in found]
 
     # Backward
@@ -338,8 +339,7 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _token: Any, *arrived: Any) -> tuple[Any, ...]:
-        # What arrives here is of outputs that are views of an argument: torch makes such a view
-        # outside of the captured step, from what it was called with.
+        # Nothing arrives unless the caller got a view of what this gate gave out (see `opened`).
         made = ctx.session.gradients(ctx.primals)
         gradients = [_sum(*pair) for pair in zip(made, arrived, strict=True)]
         if torch.is_grad_enabled():  # create_graph: a second derivative must not be silently zero
@@ -389,13 +389,13 @@ def _sum(left: Any, right: Any) -> Any:
     return left + right  # a new tensor: either may be held by others
 
 
+def _is_strided(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.layout is torch.strided
+
+
 def _is_new(result: Any) -> bool:
     """Whether a result is a tensor of the captured graph's own: no argument of it, nor a view."""
     return isinstance(result, torch.Tensor) and not result.requires_grad
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _needs_gradient(args: Sequence[Any], primal: int) -> bool:

@@ -92,10 +92,17 @@ def rewrite(step: StepGraph, schedule: Schedule) -> Rewritten:
     forward, saved = _forward(step, forward_steps, live, at)
     slices = tuple(_slices(step, backward_steps, live, at + 1, saved))
     outputs = step.joint.outputs
-    kept = tuple(i for i, n in enumerate(outputs) if step.value_of.get(n) in saved)
+    kept = tuple(i for i, n in enumerate(outputs) if _is_kept(step, n, saved))
     result = Rewritten(forward, len(outputs), saved, slices, kept)
     _check(step, schedule, result)
     return result
+
+
+def _is_kept(step: StepGraph, output: Any, saved: tuple[int, ...]) -> bool:
+    """Whether an output of forward is a tensor over memory that is saved."""
+    val = output.meta.get("val") if isinstance(output, fx.Node) else None
+    strided = isinstance(val, torch.Tensor) and val.layout is torch.strided
+    return strided and step.value_of.get(output) in saved
 
 
 class _Liveness:

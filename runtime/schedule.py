@@ -216,6 +216,8 @@ def check(graph: ComputationGraph, schedule: Schedule) -> None:
                 delivered += values
                 if not held.issuperset(values):
                     raise ScheduleError(f"step {number}: delivers a gradient that is not there")
+                # Whoever takes a gradient may change what it is the gradient of.
+                held.difference_update(*(graph.values[v].of for v in values))
             case Compute(index):
                 _check_compute(graph, index, number, held, runs, at_boundary)
     missing = [op.name for op in graph.operations if not runs[op.index]]

@@ -61,13 +61,15 @@ class Outputs(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = (x @ self.weight).relu()
-        return y, y.t().t(), y.view(2, 8).view(4, 4), x.view(16), self.weight.t(), y.sum()
+        views = self.weight.t(), *self.weight.unbind(), *x.split(3), x.expand(2, 4, 4)
+        return y, y.t().t(), y.view(2, 8).view(4, 4), x.view(16), *views, y.sum()
 
 
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "views of results": lambda y, again, reshaped, *_: (again * reshaped).sum(),
     "view of a weight": lambda *outputs: outputs[4].square().sum(),
     "view of an input": lambda *outputs: outputs[3].square().sum(),
+    "one of several views": lambda *outputs: (outputs[6] * outputs[9]).sum(),
     "all": lambda y, *more: y.sum() + sum(m.square().sum() for m in more),
 }
 
@@ -128,6 +130,32 @@ def test_a_hook_may_change_a_parameter(make: Callable[..., nn.Module], accumulat
             model(x).backward()
     for p, q in zip(plain.parameters(), ours.parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+class ReadLate(nn.Module):
+    """The first weight's gradient is there first, and the weight is read last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.w = (nn.Parameter(torch.randn(520, 520) / 30) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(torch.tanh(x @ self.a) @ self.w.detach())
+        return torch.tanh(torch.tanh(h @ self.b) @ self.w)
+
+
+@pytest.mark.parametrize("make", [wide, planned])
+def test_a_gradient_that_waits_for_later_slices(make: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    plain, x = ReadLate(), torch.randn(64, 520)
+    ours, left = make(plain, x), []
+    for name, p in ours.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda _, name=name: left.append(name))
+    for model in (plain, ours):
+        for _ in range(2):
+            model(x).sum().backward()
+    assert_same_gradients(plain, ours)
+    assert left == ["b", "w", "a"] * 2  # in eager mode w's would be the first
 
 
 class Sines(nn.Module):

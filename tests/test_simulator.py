@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -18,6 +19,7 @@ from runtime.schedule import (
     Free,
     Schedule,
     ScheduleError,
+    Step,
     check,
     save_all_order,
 )
@@ -60,6 +62,35 @@ def test_by_hand() -> None:
     assert again.boundary_bytes == 1 + 8  # x1 is let go after the operation that makes x2
     assert again.recompute_ns == 3
     assert again.peak_bytes == 123
+
+
+def read_late() -> ComputationGraph:
+    """Two weights; the first one's gradient is complete first, and it is read last."""
+    m = GraphMaker()
+    first, second = m.value(4), m.value(4)
+    (x1,) = m.op([first], [8])
+    (x2,) = m.op([x1, second], [8])
+    m.op([x2, first], [1], kinds=[Kind.OUTPUT])
+    m.op([m.value(1, Kind.TANGENT), x2], [4, 8], backward=True, kinds=[Kind.GRADIENT])
+    m.op([m.op([x1], [4], backward=True, kinds=[Kind.GRADIENT])[0], first], [2], backward=True)
+    graph = m.graph()
+    one, two = (v.index for v in graph.values if v.kind is Kind.GRADIENT)
+    values = list(graph.values)
+    values[one] = dataclasses.replace(values[one], of=(first,))
+    values[two] = dataclasses.replace(values[two], of=(second,))
+    return dataclasses.replace(graph, values=tuple(values))
+
+
+def test_a_gradient_leaves_after_the_last_read_of_what_it_is_of() -> None:
+    graph = read_late()
+    steps = Schedule.from_order(graph, range(len(graph.operations))).steps
+    one, two = (v.index for v in graph.values if v.kind is Kind.GRADIENT)
+    last = steps.index(Compute(len(graph.operations) - 1))
+    assert all(steps.index(d) > last for d in steps if isinstance(d, Deliver) and one in d.values)
+    early: list[Step] = [s for s in steps if not isinstance(s, Deliver)]
+    early.insert(early.index(Compute(4)), Deliver((one,)))
+    with pytest.raises(ScheduleError, match="v0, which is not held"):
+        check(graph, Schedule((*early, Deliver((two,)))))
 
 
 def test_gradients_stay_unless_they_accumulate() -> None:

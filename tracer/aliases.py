@@ -17,13 +17,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from tracer.operators import aliased_input, writes_arguments
+from tracer.operators import BACKWARD, aliased_input, is_backward, viewed, writes_arguments
 from tracer.torch_private import UNSAFE_VIEW, is_symbolic
 
 _RESHAPES = (torch.ops.aten.view.default, UNSAFE_VIEW)
-
-BACKWARD = "is_backward"
-"""What torch's tracer notes as `partitioner_tag` of nodes of the backward pass."""
 
 Key = tuple[Any, ...]
 
@@ -50,25 +47,21 @@ def own_gradients(graph: fx.Graph, num_forward_outputs: int) -> None:
     """
     (output,) = graph.find_nodes(op="output")
     results = list(output.args[0])
-    backward = (n for n in graph.nodes if n.op == "call_function" and _is_backward(n))
+    backward = (n for n in graph.nodes if n.op == "call_function" and is_backward(n))
     first = next(backward, output)
     for position, node in enumerate(results[num_forward_outputs:], num_forward_outputs):
         if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
             continue
         root = node
-        while (below := _below(root)) is not None:
+        while (below := viewed(root)) is not None:
             root = below
-        if root.op == "call_function" and _is_backward(root):
+        if root.op == "call_function" and is_backward(root):
             continue
-        late = node.op == "call_function" and _is_backward(node)
+        late = node.op == "call_function" and is_backward(node)
         with graph.inserting_after(node) if late else graph.inserting_before(first):
             results[position] = graph.call_function(torch.ops.aten.clone.default, (node,))
         results[position].meta.update(val=node.meta["val"].clone(), partitioner_tag=BACKWARD)
     output.args = (tuple(results),)
-
-
-def _is_backward(node: fx.Node) -> bool:
-    return bool(node.meta.get("partitioner_tag") == BACKWARD)
 
 
 def _leading_to(outputs: Iterable[Any]) -> set[fx.Node]:
@@ -77,7 +70,7 @@ def _leading_to(outputs: Iterable[Any]) -> set[fx.Node]:
     for node in outputs:
         while isinstance(node, fx.Node) and node not in found:
             found.add(node)
-            node = node.args[0] if node.target is operator.getitem else _below(node)
+            node = node.args[0] if node.target is operator.getitem else viewed(node)
     return found
 
 
@@ -104,7 +97,7 @@ class _Merger:
         return self.same.get(item, item) if isinstance(item, fx.Node) else item
 
     def _note(self, node: fx.Node) -> None:
-        below = _below(node)
+        below = viewed(node)
         root = self.root[node] = node if below is None else self.root[below]
         val = node.meta.get("val")
         if not isinstance(val, torch.Tensor) or not _is_plain(val):
@@ -124,16 +117,6 @@ class _Merger:
 def _set_args(node: fx.Node, args: Any, kwargs: Any) -> None:
     node.args, node.kwargs = args, kwargs
     node.meta.pop("aliased_input", None)  # may be another node of the same storage now
-
-
-def _below(node: fx.Node) -> fx.Node | None:
-    """What a node is a view of; None if it owns its storage."""
-    if node.op != "call_function":
-        return None
-    if node.target is not operator.getitem:
-        return aliased_input(node)
-    source = node.args[0]
-    return aliased_input(source) if isinstance(source, fx.Node) else None
 
 
 def _is_plain(val: torch.Tensor) -> bool:

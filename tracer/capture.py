@@ -25,9 +25,10 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from tracer.aliases import BACKWARD, merge_views, own_gradients
+from tracer.aliases import merge_views, own_gradients
 from tracer.concrete import Binding, Symbols, concrete
 from tracer.errors import PlannerError, UntraceableModel
+from tracer.operators import BACKWARD
 from tracer.torch_private import (
     CAPTURE_SWITCHES,
     TorchDynamoException,

@@ -21,11 +21,17 @@ import torch
 from torch import fx
 
 from tracer.accumulation import additions
-from tracer.aliases import BACKWARD
 from tracer.capture import JointGraph
 from tracer.costs import CostModel
 from tracer.graph import ComputationGraph, Kind, Operation, Phase, Value
-from tracer.operators import aliased_input, is_random, is_recomputable, tensors_of
+from tracer.operators import (
+    aliased_input,
+    is_backward,
+    is_random,
+    is_recomputable,
+    tensors_of,
+    viewed,
+)
 from tracer.views import views_behind
 
 _CPU_STATE_BYTES = torch.get_rng_state().numel()
@@ -195,7 +201,7 @@ def extract(
     protect_mutated_inputs(joint)
     zeros = _zeros(joint, absent)
     nodes = [n for n in joint.module.graph.nodes if _is_operation(n)]
-    nodes.sort(key=lambda n: not _is_forward(n))  # stable: forward operations first
+    nodes.sort(key=is_backward)  # stable: forward operations first
     # Measured in any case: the same step with gradients before it is planned in the training loop.
     added = additions(n for n in joint.gradients if n is not None)
     costs.prepare([*nodes, *added.values()], progress)
@@ -240,7 +246,7 @@ class _Builder:
                 self._outside(node, absent)
         op_nodes: list[fx.Node | None] = []
         for node in nodes:
-            if not _is_forward(node) and self.operations[-1].is_forward:
+            if is_backward(node) and self.operations[-1].is_forward:
                 self._outside_loss(op_nodes, absent)
             self._operation(node)
             op_nodes.append(node)
@@ -286,7 +292,7 @@ class _Builder:
 
     def _operation(self, node: fx.Node) -> None:
         index = len(self.operations)
-        forward = _is_forward(node)
+        forward = not is_backward(node)
         silent = node in self.zeros.zero or node in self.zeros.alias
         cost = self.costs.cost(node)
         outputs: list[int] = []
@@ -418,10 +424,6 @@ def _is_operation(node: fx.Node) -> bool:
     return aliased_input(node) is None
 
 
-def _is_forward(node: fx.Node) -> bool:
-    return bool(node.meta.get("partitioner_tag") != BACKWARD)
-
-
 def _is_scalar(node: fx.Node) -> bool:
     val = node.meta.get("val")
     return isinstance(val, torch.Tensor) and val.dim() == 0
@@ -440,23 +442,9 @@ def _first_operation(graph: fx.Graph) -> fx.Node:
 
 def _root(node: fx.Node, zeros: Zeros) -> fx.Node:
     """The node that owns the storage behind a node."""
-    while True:
-        if node in zeros.alias:
-            node = zeros.alias[node]
-        elif node.op != "call_function":
-            return node
-        elif node.target is operator.getitem:
-            source = node.args[0]
-            assert isinstance(source, fx.Node)
-            below = aliased_input(source) if source.op == "call_function" else source
-            if below is None:
-                return node
-            node = below  # an element of a view with many results, such as split
-        else:
-            below = aliased_input(node)
-            if below is None:
-                return node
-            node = below
+    while (below := zeros.alias.get(node) or viewed(node)) is not None:
+        node = below
+    return node
 
 
 def _results(node: fx.Node, kept: tuple[int, ...] | None) -> Iterable[tuple[fx.Node, int]]:
@@ -517,7 +505,7 @@ def _module_by_sequence(joint: JointGraph) -> dict[int, str]:
     for node in joint.module.graph.nodes:
         number = node.meta.get("seq_nr")
         path = _module_path(node)
-        if number is not None and path and _is_forward(node):
+        if number is not None and path and not is_backward(node):
             found[number] = path
     return found
 

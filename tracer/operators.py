@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch import fx
 
 from tracer.torch_private import OpOverload, storage_key
+
+BACKWARD = "is_backward"
+"""What torch's tracer notes as `partitioner_tag` of nodes of the backward pass."""
 
 # Operators of these namespaces are functional if their schema says so. Others (a user's custom
 # operators, collectives) may have effects that no schema shows: they run exactly once.
@@ -63,6 +67,22 @@ def _find_aliased_input(node: fx.Node) -> fx.Node | None:
         if own & {storage_key(t) for t in tensors_of(source) if _has_storage(t)}:
             return source
     return None
+
+
+def viewed(node: fx.Node) -> fx.Node | None:
+    """What a node, also one of several results, is a view of; None if it owns its storage."""
+    if node.op != "call_function":
+        return None
+    if node.target is not operator.getitem:
+        return aliased_input(node)
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return aliased_input(source) if source.op == "call_function" else source
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether a node of a joint graph belongs to the backward pass."""
+    return bool(node.meta.get("partitioner_tag") == BACKWARD)
 
 
 def writes_arguments(node: fx.Node) -> bool:
