@@ -332,6 +332,62 @@ def test_gradients_that_no_operation_makes(end: str, make: Callable[..., nn.Modu
     assert_equal(*gradients)
 
 
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(self.one(x)).sin(), torch.tanh(self.other(x)).sin()
+
+
+def test_hooks_of_a_parameter_without_gradient_are_called_with_none() -> None:
+    """Not as in eager mode, which calls none of them; there is no gradient all the same."""
+    torch.manual_seed(0)
+    x = torch.randn(128, 32)
+    model, seen = planned(Heads(), x), []
+    weight = model.other.weight
+    weight.register_hook(lambda g: seen.append(g))
+    weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad))
+    model(x)[0].sum().backward()
+    assert seen == [None, None] and weight.grad is None
+
+
+class Unasked(torch.autograd.Function):
+    """Says that it wants None for what does not arrive, and tells by its gradient what it got."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.set_materialize_grads(False)
+        return x * 1, x * 2
+
+    @staticmethod
+    def backward(ctx: Any, one: Any, two: Any) -> Any:
+        return one * 3 if two is None else one * 3 + two + 1
+
+
+class WithUnasked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one: torch.Tensor = Unasked.apply(self.layer(x))[0]
+        return torch.tanh(one).sin()
+
+
+def test_custom_functions_get_zeros_for_what_does_not_arrive() -> None:
+    """As under `torch.compile`, which captures them; eager mode gives None if it is asked to."""
+    torch.manual_seed(0)
+    plain, x = WithUnasked(), torch.randn(128, 32)
+    compiled, ours = copy.deepcopy(plain), planned(plain, x)
+    eager: Any = plain
+    for call in (plain, torch.compile(compiled, backend="aot_eager"), ours):
+        call(x).sum().backward()
+    assert_same_gradients(ours, compiled)
+    assert not torch.equal(ours.layer.bias.grad, eager.layer.bias.grad)
+
+
 class Changing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
