@@ -7,14 +7,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint docs clean
+# One thread for each worker: threads that share a busy core wait for each other for long.
+RUN_TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
+
+.PHONY: demo test test-long lint docs clean
 
 demo: $(VENV)/.stamp-bench
 	$(BIN)/python examples/quickstart.py
 
-# One thread for each worker: threads that share a busy core wait for each other for long.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
+	$(RUN_TESTS) -m 'not long'
+
+# The rest: tests/long.py names them. `.ci/run` runs both.
+test-long: $(VENV)/.stamp-test
+	$(RUN_TESTS) -m long
 
 lint: $(VENV)/.stamp-test
 	$(BIN)/ruff check .

@@ -8,7 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.long import LONG
 from tracer.measured import MeasuredCosts
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.removeprefix("tests/").startswith(LONG):
+            item.add_marker("long")
 
 
 @pytest.fixture(scope="module", autouse=True)
