@@ -15,6 +15,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from planner import Plan, UntraceableModel, plan
+from tests.models import Perceptron
 
 
 def planned(model: nn.Module, *inputs: torch.Tensor) -> Any:
@@ -486,3 +487,22 @@ def test_hooks_that_leave_nothing_to_capture() -> None:
         model(x)
     made.remove()
     model(x).sum().backward()
+
+
+@pytest.mark.parametrize("budget_gb", [1.0, None])
+def test_retain_graph_after_a_step_without(budget_gb):
+    """What torch compiles for a backward that is free to overwrite must do for the others too."""
+    model, x = Perceptron(width=16, depth=3), torch.randn(64, 16)
+    plain = copy.deepcopy(model)
+    if budget_gb is None:
+        budget_gb = plan(model, x, budget_gb=1).minimum_peak_bytes / 1e9
+    plan(model, x, budget_gb=budget_gb).apply()
+    for retain in (False, True, False):
+        for each in (plain, model):
+            each.zero_grad()
+            loss = each(x).square().mean()
+            loss.backward(retain_graph=retain)
+            if retain:
+                loss.backward()
+        for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad)

@@ -17,6 +17,7 @@ from planner.engine import Engine
 from planner.solving import solve
 from runtime import measure
 from tests.models import bert
+from tracer import torch_private
 
 GB = 1e9
 
@@ -172,3 +173,31 @@ def test_two_hundred_steps_do_not_grow() -> None:
             gc.collect()
             alive.append(sum(isinstance(o, torch.Tensor) for o in gc.get_objects()))
     assert alive[1] <= alive[0] * 1.02, alive
+
+
+class Steps(nn.Module):
+    """What runs hangs on an attribute, which a capture takes for a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.times = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        for _ in range(self.times):
+            x = x.sin()
+        return x.square().mean()
+
+
+def test_more_graphs_than_torch_holds(monkeypatch):
+    """Torch holds eight by default, and more while we capture; then they are captured again."""
+    monkeypatch.setattr(torch_private, "GRAPHS", 10)
+    model, x = Steps(), torch.randn(2, 4)
+    plain = copy.deepcopy(model)
+    plan(model, x, budget_gb=1).apply()
+    for times in (*range(12), 3):
+        plain.times = model.times = times
+        train(model, x=x)
+        train(plain, x=x)
+        assert equal_gradients(model, plain)

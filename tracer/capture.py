@@ -31,7 +31,7 @@ from tracer.errors import PlannerError, UntraceableModel
 from tracer.operators import BACKWARD
 from tracer.torch_private import (
     CAPTURE_SWITCHES,
-    TorchDynamoException,
+    DYNAMO_ERRORS,
     aot_joint,
     branches_on_data,
     break_after,
@@ -255,13 +255,13 @@ class CompiledForward:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             if self._captured_once and self.whole:
-                with suppress(TorchDynamoException), self._where():  # a new graph: see below
+                with suppress(*DYNAMO_ERRORS), self._where():  # a new graph: see below
                     return self._compiled(*args, **kwargs)
             self._on_meta = _on_meta(self._model)
             with dynamo_settings(recurrent=_is_recurrent(self._model)), self._where():
                 self._captured_once = True
                 return self._compiled(*args, **kwargs)
-        except TorchDynamoException as error:
+        except DYNAMO_ERRORS as error:
             if recompile_limit_hit(error):  # too many graphs: those that exist are forgotten
                 self._forget()
                 return self._run(args, kwargs)
@@ -433,11 +433,9 @@ def _stand_in_forward(graph: JointGraph) -> fx.GraphModule:
         outputs.append(env[item] if isinstance(item, fx.Node) else item)
     with no_fake_mode():
         token = torch.zeros((), dtype=torch.int64)
-    fake_mode = next(
-        (m for n in graph.primals if (m := getattr(n.meta.get("val"), "fake_mode", None))), None
-    )
-    token_val = fake_mode.from_tensor(token) if fake_mode is not None else token
-    outputs.append(_typed(stub, {"val": token_val, "partitioner_tag": "is_forward"}))
+    # A real tensor: a fake one counts as a buffer that backward may overwrite, and then torch
+    # refuses `retain_graph`.
+    outputs.append(_typed(stub, {"val": token, "partitioner_tag": "is_forward"}))
     node = stub.output(tuple(outputs))
     node.meta.update(next(iter(graph.module.graph.find_nodes(op="output"))).meta)
     if "desc" in node.meta:

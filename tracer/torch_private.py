@@ -23,13 +23,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
     "CAPTURE_SWITCHES",
+    "DYNAMO_ERRORS",
     "UNSAFE_VIEW",
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",
     "TorchDispatchMode",
-    "TorchDynamoException",
     "aot_joint",
     "branches_on_data",
     "break_after",
@@ -56,6 +56,11 @@ __all__ = [
     "tree_map",
     "unmark_varying",
 ]
+
+# What Dynamo raises; that it holds as many graphs as it may is no `TorchDynamoException`.
+DYNAMO_ERRORS = (TorchDynamoException, FailOnRecompileLimitHit)
+# As many graphs as Dynamo may hold of one model while a new one is captured.
+GRAPHS = 64
 
 PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -104,7 +109,7 @@ def dynamo_settings(*, recurrent: bool = False) -> Iterator[None]:
         ignored = "ignore_logger_methods"
     loggers = {f for n, f in vars(logging.Logger).items() if callable(f) and not n.startswith("_")}
     settings = {
-        "recompile_limit": 64,
+        "recompile_limit": GRAPHS,
         "accumulated_recompile_limit": 4096,
         "fail_on_recompile_limit_hit": True,
         "allow_rnn": recurrent,
