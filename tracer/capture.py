@@ -433,9 +433,11 @@ def _stand_in_forward(graph: JointGraph) -> fx.GraphModule:
         outputs.append(env[item] if isinstance(item, fx.Node) else item)
     with no_fake_mode():
         token = torch.zeros((), dtype=torch.int64)
-    # A real tensor: a fake one counts as a buffer that backward may overwrite, and then torch
-    # refuses `retain_graph`.
-    outputs.append(_typed(stub, {"val": token, "partitioner_tag": "is_forward"}))
+    fake_mode = next(
+        (m for n in graph.primals if (m := getattr(n.meta.get("val"), "fake_mode", None))), None
+    )
+    token_val = fake_mode.from_tensor(token) if fake_mode is not None else token
+    outputs.append(_typed(stub, {"val": token_val, "partitioner_tag": "is_forward"}))
     node = stub.output(tuple(outputs))
     node.meta.update(next(iter(graph.module.graph.find_nodes(op="output"))).meta)
     if "desc" in node.meta:
@@ -449,6 +451,9 @@ def _stand_in_backward(graph: JointGraph) -> fx.GraphModule:
     token = stub.placeholder("token")
     with no_fake_mode():
         token.meta["val"] = torch.zeros((), dtype=torch.int64)
+    # Where there is such an operation AOTAutograd gives no saved tensor away for backward to
+    # overwrite; the token would be one, and `retain_graph` be refused.
+    stub.call_function(torch.ops.aten.set_.source_Tensor, (token, token))
     for tangent in graph.tangents:
         stub.node_copy(tangent)
     outputs = [
