@@ -1,8 +1,12 @@
-"""What a trial run of a model changes, to be put back: buffers, gradients, inputs, random state."""
+"""What a trial run of a model changes, to be put back.
+
+Buffers, gradients, the content of inputs, random-number states and modules' Python attributes.
+"""
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -13,28 +17,25 @@ from runtime.torch_private import version_of
 
 
 class ModelState:
-    """Buffers, gradients and random-number states around a model, and its inputs' content.
+    """Buffers, gradients, random-number states and attributes of a model, and its inputs' content.
 
     Random numbers are those of torch (CPU and the model's CUDA devices), of Python, of numpy, and
-    of generators that the model's modules hold as attributes.
+    of generators that the model's modules hold as attributes. Attributes are put back where they
+    are plain data: numbers, strings, None, tensors, and containers of these.
     """
 
     def __init__(self, model: torch.nn.Module, inputs: Iterable[torch.Tensor] = ()) -> None:
         self.model = model
-        self.inputs = [(t, t.detach().clone(), version_of(t)) for t in inputs if not t.is_meta]
         self.buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
         self.gradients = {n: p.grad for n, p in model.named_parameters()}
-        self._put_back = list(_generators(model))
+        self._put_back = [*_generators(model), *_attributes(model), *_contents(inputs)]
 
     def restore(self, *, gradients: bool = False) -> None:
-        """Puts buffers and random numbers back; gradients too, or else sets them to None."""
+        """Puts all but gradients back; gradients too, or else sets them to None."""
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
                 if name in self.buffers:
                     buffer.copy_(self.buffers[name])
-            for tensor, content, version in self.inputs:
-                if version_of(tensor) != version:
-                    tensor.detach().copy_(content)
         for name, parameter in self.model.named_parameters():
             parameter.grad = self.gradients[name] if gradients else None
         for put_back in self._put_back:
@@ -56,6 +57,72 @@ def _generators(model: torch.nn.Module) -> Iterator[Callable[[], Any]]:
                 yield _later(own.setstate, own.getstate())
             elif isinstance(own, np.random.Generator):
                 yield _later(setattr, own.bit_generator, "state", own.bit_generator.state)
+
+
+def _attributes(model: torch.nn.Module) -> Iterator[Callable[[], Any]]:
+    """Calls that put each module's own attributes back, and what stands in their containers.
+
+    Torch's own modules are left out: those that wrap others keep attributes in step with state
+    that is not seen here, and lazy ones are other modules after their first forward.
+    """
+    for module in model.modules():
+        if type(module).__module__.partition(".")[0] != "torch":
+            own = vars(module)
+            plain = {n: v for n, v in own.items() if not _torchs(n) and _is_plain(v)}
+            yield _later(_put_back_attributes, own, frozenset(own), plain)
+            yield from _contents(plain.values())
+
+
+def _put_back_attributes(own: dict[str, Any], names: frozenset[str], plain: dict[str, Any]) -> None:
+    for name in own.keys() - names:
+        if not _torchs(name) and _is_plain(own[name]):
+            del own[name]
+    own.update(plain)
+
+
+def _contents(values: Iterable[Any]) -> Iterator[Callable[[], Any]]:
+    """Calls that put back what is in tensors and containers, those in containers too."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+            if not value.is_meta:
+                yield _later(_rewrite, value, value.detach().clone(), version_of(value))
+        elif isinstance(value, dict):
+            yield _later(_refill, value, value.update, dict(value))
+            yield from _contents(value.values())
+        elif isinstance(value, list | deque):
+            yield _later(_refill, value, value.extend, tuple(value))
+            yield from _contents(value)
+        elif isinstance(value, set):
+            yield _later(_refill, value, value.update, frozenset(value))
+        elif isinstance(value, tuple):
+            yield from _contents(value)
+
+
+def _rewrite(tensor: torch.Tensor, content: torch.Tensor, version: int) -> None:
+    if version_of(tensor) != version:
+        with torch.no_grad():
+            tensor.detach().copy_(content)
+
+
+def _refill(container: Any, fill: Callable[[Any], None], content: Any) -> None:
+    container.clear()
+    fill(content)
+
+
+def _torchs(name: str) -> bool:
+    """Whether an attribute is one that any module has: parameters, hooks, what is compiled."""
+    return name in _MODULES_OWN or hasattr(torch.nn.Module, name)
+
+
+_MODULES_OWN = frozenset(vars(torch.nn.Module()))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple | deque):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, int | float | complex | str | set | torch.Tensor)
 
 
 def _later(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:

@@ -1,8 +1,8 @@
 """Tests that take about ten seconds or more on two cores; `make test-long` runs them.
 
-With them `make test` would take a quarter of an hour. What they look at, a shorter test of `make
-test` looks at too, in another model or another part; only several processes and the pages' code
-have no shorter one. A line is the beginning of a test's name.
+With them `make test` would take a quarter of an hour. Distributed training, the examples, the code
+of the pages, plan quality and graphs on the meta device are looked at here only. A line is the
+beginning of a test's name.
 """
 
 from __future__ import annotations

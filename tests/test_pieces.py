@@ -346,3 +346,48 @@ def test_backward_hooks_of_modules_run_once() -> None:
     for _ in range(2):
         model(X).square().mean().backward()
     assert log == ["pre", "back"] * 2
+
+
+class Counting(nn.Module):
+    """Python state that forward changes and reads, as for a warm-up or a log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.calls, self.scale = 0, torch.ones(())  # no buffer
+        self.log: dict[str, list[int]] = {"calls": [], "none": []}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.log["calls"].append(self.calls)
+        x = self.first(x).sin()
+        aside()
+        self.rows = x.shape[0]
+        self.scale.add_(0.1)
+        y: torch.Tensor = self.second(x) * (self.scale + 0.1 * self.calls)
+        return y.square().mean()
+
+
+def test_python_attributes_are_as_before_planning() -> None:
+    model, x = Counting(), torch.randn(32, 16)
+    plain = copy.deepcopy(model)
+    with pytest.raises(InfeasibleBudget):
+        plan(model, x, budget_gb=1e-9)
+    made = plan(model, x, budget_gb=1)
+    assert isinstance(made, Plan) and made.pieces
+    made.apply()
+    for step in range(1, 4):
+        for each in (plain, model):
+            each.zero_grad()
+            each(x).backward()
+        assert (model.calls, model.log) == (step, {"calls": list(range(1, step + 1)), "none": []})
+        for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+            assert p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad)
+    assert made.verify(x).bitwise
+    assert (model.calls, model.log, model.scale) == (plain.calls, plain.log, plain.scale)
+
+
+def test_attributes_that_a_first_forward_makes_are_gone_again() -> None:
+    model, x = Counting(), torch.randn(32, 16)
+    plan(model, x, budget_gb=1)
+    assert not hasattr(model, "rows")
