@@ -15,10 +15,13 @@ RUN_TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS)
 demo: $(VENV)/.stamp-bench
 	$(BIN)/python examples/quickstart.py
 
-test: lint
-	$(RUN_TESTS) -m 'not long'
+# `make test SELECT=` runs all tests at once, as `.ci/run` does.
+SELECT ?= -m 'not long'
 
-# The rest: tests/long.py names them. `.ci/run` runs both.
+test: lint
+	$(RUN_TESTS) $(SELECT)
+
+# The rest: tests/long.py names them.
 test-long: $(VENV)/.stamp-test
 	$(RUN_TESTS) -m long
 

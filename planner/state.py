@@ -6,7 +6,7 @@ Buffers, gradients, the content of inputs, random-number states and modules' Pyt
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -86,14 +86,14 @@ def _contents(values: Iterable[Any]) -> Iterator[Callable[[], Any]]:
         if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
             if not value.is_meta:
                 yield _later(_rewrite, value, value.detach().clone(), version_of(value))
-        elif isinstance(value, dict):
+        elif type(value) in _MAPPINGS:
             yield _later(_refill, value, value.update, dict(value))
             yield from _contents(value.values())
-        elif isinstance(value, list | deque):
-            yield _later(_refill, value, value.extend, tuple(value))
+        elif type(value) in _SEQUENCES:
+            yield _later(_refill, value, value.extend, list(value))
             yield from _contents(value)
-        elif isinstance(value, set):
-            yield _later(_refill, value, value.update, frozenset(value))
+        elif type(value) is set:
+            yield _later(_refill, value, value.update, set(value))
         elif isinstance(value, tuple):
             yield from _contents(value)
 
@@ -117,12 +117,20 @@ def _torchs(name: str) -> bool:
 _MODULES_OWN = frozenset(vars(torch.nn.Module()))
 
 
+# Exactly these: a container of a class of its own may be frozen, or do more when it is filled.
+_MAPPINGS = (dict, OrderedDict, defaultdict)
+_SEQUENCES = (list, deque)
+
+
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
+    if type(value) in _MAPPINGS:
         return all(map(_is_plain, value.values()))
-    if isinstance(value, list | tuple | deque):
+    if type(value) in _SEQUENCES or isinstance(value, tuple):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, int | float | complex | str | set | torch.Tensor)
+    return value is None or isinstance(value, _ATOMS) or type(value) is set
+
+
+_ATOMS = (int, float, complex, str, torch.Tensor)
 
 
 def _later(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:

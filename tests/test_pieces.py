@@ -348,12 +348,20 @@ def test_backward_hooks_of_modules_run_once() -> None:
     assert log == ["pre", "back"] * 2
 
 
+class Frozen(dict[str, Any]):
+    """As a configuration in diffusers: what it holds stays."""
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("frozen")
+
+
 class Counting(nn.Module):
     """Python state that forward changes and reads, as for a warm-up or a log."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.settings = Frozen(width=16)
         self.calls, self.scale = 0, torch.ones(())  # no buffer
         self.log: dict[str, list[int]] = {"calls": [], "none": []}
 
@@ -391,3 +399,4 @@ def test_attributes_that_a_first_forward_makes_are_gone_again() -> None:
     model, x = Counting(), torch.randn(32, 16)
     plan(model, x, budget_gb=1)
     assert not hasattr(model, "rows")
+    assert model.settings == {"width": 16}
