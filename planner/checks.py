@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from planner.family import canonical
 from planner.parts import parts
 from runtime.schedule import Schedule, ScheduleError
 from runtime.simulator import simulate
@@ -90,7 +91,7 @@ def matched(plan: Plan, graph: ComputationGraph) -> Schedule:
         StalePlan: the plan is for another graph.
     """
     found = graph.fingerprint(costs=False)
-    if found != plan.fingerprint:
+    if found != plan.fingerprint and not _same_step(plan.graph, graph):
         raise StalePlan(
             f"the plan was made for another graph, of {len(plan.graph.operations)} operations "
             f"where this model and batch have {len(graph.operations)} (fingerprint "
@@ -101,6 +102,12 @@ def matched(plan: Plan, graph: ComputationGraph) -> Schedule:
         return Schedule.from_order(graph, plan.order)
     except (ScheduleError, IndexError) as error:
         raise StalePlan(f"the plan's schedule does not run this graph: {error}") from error
+
+
+def _same_step(one: ComputationGraph, other: ComputationGraph) -> bool:
+    """Whether two graphs differ only in what a capture of varying sizes adds to its inputs."""
+    first, second = (canonical(g).fingerprint(costs=False) for g in (one, other))
+    return first == second
 
 
 def _other_torch(plan: Plan) -> str:

@@ -40,7 +40,7 @@ from runtime.module import (
     without_backward_hooks,
 )
 from runtime.torch_private import transformed
-from tracer.capture import CompiledForward, GraphBreak, JointGraph, sizes_may_vary
+from tracer.capture import CompiledForward, ForwardFailed, GraphBreak, JointGraph, sizes_may_vary
 from tracer.errors import PlannerError
 from tracer.extract import StepGraph, extract, likely_absent
 from tracer.fused import moved_ahead
@@ -376,12 +376,17 @@ class Engine:
 
     def train_call(self, *args: Any, **kwargs: Any) -> Any:
         """A forward call whose backward is to come."""
-        if self._compiled.whole:
-            try:
-                return self._compiled(*args, **kwargs)
-            except GraphBreak as broken:
-                log.info("the forward is captured in pieces: %s", broken)
-        return self._piecewise.run(Inputs(args, kwargs))
+        try:
+            if self._compiled.whole:
+                try:
+                    return self._compiled(*args, **kwargs)
+                except GraphBreak as broken:
+                    log.info("the forward is captured in pieces: %s", broken)
+            return self._piecewise.run(Inputs(args, kwargs))
+        except ForwardFailed:  # as the model itself would, with what it raises
+            with torch.no_grad():
+                self.plain()(*args, **kwargs)
+            raise
 
     def call_compiled(self, inputs: Inputs) -> Any:
         """The captured graphs and the Python between them, as they are."""
@@ -431,12 +436,14 @@ class Engine:
     def _from_given(self, traced: Traced, position: int) -> StepProgram | None:
         assert self._given is not None
         pieces = parts(self._given)
-        last = position >= len(pieces) - 1
-        if last:
-            self._given = None
         if position >= len(pieces):
+            self._given = None
             return None
-        return self._from_file(pieces[position], traced, last=last)
+        last = position == len(pieces) - 1
+        program = self._from_file(pieces[position], traced, last=last)
+        if last:  # a batch that the plan is not for leaves it to the next one
+            self._given = None
+        return program
 
     def _from_larger(self, traced: Traced, occurrence: int) -> StepProgram | None:
         """The program for larger sizes of the same graph, if there is one within reach."""

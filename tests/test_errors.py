@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,40 @@ def test_inputs_that_forward_rejects(model: nn.Module) -> None:
     assert "models.py" in str(caught.value)
     with pytest.raises(PlannerError, match=r"does not fit Perceptron\.forward.*missing.*'x'"):
         plan(model, {"nonsense": X}, budget_gb=1)
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+def test_training_raises_what_the_model_raises(pieces: bool) -> None:
+    aside = torch.compiler.disable(lambda: None)
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if pieces:
+                aside()
+            if len(x) > 50:
+                raise KeyError("too long")
+            y: torch.Tensor = self.layers(x)
+            return y
+
+    torch.manual_seed(0)
+    net = Normed()
+    plain = copy.deepcopy(net)
+    plan(net, torch.randn(8, 4), budget_gb=1).apply()
+    for size in (8, 1, 60, 7, 8):
+        x = torch.randn(size, 4)
+        for each in (net, plain):
+            each.zero_grad()
+            if size in (1, 60):
+                with pytest.raises(ValueError if size == 1 else KeyError):
+                    each(x)
+            else:
+                each(x).square().mean().backward()
+        for p, q in zip(net.parameters(), plain.parameters(), strict=True):
+            assert p.grad is q.grad or torch.equal(p.grad, q.grad)  # type: ignore[arg-type]
 
 
 def test_a_list_is_one_argument(model: nn.Module) -> None:

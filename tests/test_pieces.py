@@ -167,12 +167,45 @@ class Packed(nn.Module):
         return result
 
 
+class Telling(nn.Module):
+    """Takes numbers out of tensors to log and to return them, and to scale with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Block(16), Block(16)
+        self.seen: list[float] = []
+        self.size = 0.0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = self.first(x)
+        self.size = h.detach().norm().item()
+        y = self.last(h / self.size)
+        loss = y.square().mean()
+        self.seen.append(loss.item())
+        return y, int((y > 0).sum())
+
+
+class Masking(nn.Module):
+    """How many rows the second part sees is known when the first has run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Block(16), Block(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        result: torch.Tensor = self.last(h[h.sum(-1) > 0])
+        return result
+
+
 X = torch.randn(32, 8, 16, generator=torch.Generator().manual_seed(3))
 CASES: dict[str, tuple[type[nn.Module], tuple[Any, ...]]] = {
     "graph_break": (Broken, (X.repeat(4, 1, 4),)),
     "autograd_function": (Scanned, (X,)),
     "generators": (Drawing, (X,)),
+    "masks": (Masking, (X,)),
     "nothing_backward": (Partly, (X,)),
+    "numbers": (Telling, (X,)),
     "packed": (Packed, (torch.arange(21).reshape(3, 7) % 20, torch.tensor([7, 2, 5]))),
 }
 
@@ -225,6 +258,31 @@ def test_trains_as_without_a_plan(name: str) -> None:
         assert same(one, other)
     for (n, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert same(p, q), n
+    assert getattr(model, "seen", None) == getattr(plain, "seen", None)
+
+
+def test_a_number_of_which_nothing_is_made_costs_no_capture_per_step() -> None:
+    """It only leaves: as a result, an attribute or in a message."""
+
+    class Logging(Broken):
+        last = 0.0
+
+        def forward(self, x: torch.Tensor) -> Any:
+            loss = self.blocks[0](x).square().mean()
+            self.last = loss.item()
+            return loss, f"{self.last:.3f}"
+
+    model = Logging()
+    plan(model, X.repeat(1, 1, 4), budget_gb=1).apply()
+    found = []
+    for _ in range(3):
+        model.zero_grad()
+        x = torch.randn(32, 8, 64)
+        loss, said = model(x)
+        loss.backward()
+        assert said == f"{loss.item():.3f}" == f"{model.last:.3f}"
+        found.append(model.plan)
+    assert found[0] is found[1] is found[2]
 
 
 def test_one_budget_for_all_pieces() -> None:

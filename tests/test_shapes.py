@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from planner import Plan, PlannerError, plan
+from planner import Plan, PlannerError, StalePlan, plan
 from planner.engine import Engine
 from planner.solving import solve
 from runtime import measure
@@ -201,3 +202,39 @@ def test_more_graphs_than_torch_holds(monkeypatch):
         train(model, x=x)
         train(plain, x=x)
         assert equal_gradients(model, plain)
+
+
+def test_a_plan_that_was_read_outlives_other_sizes(tmp_path: Path) -> None:
+    """Once a size has changed, torch captures graphs of open sizes, also for the planned one."""
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 32), torch.randn(20, 32)
+    path = tmp_path / "plan.json"
+    plan(Tower(), x, budget_gb=1).save(path)
+    model = Tower()
+    plain = copy.deepcopy(model)
+    made = Plan.load(path, model)
+    made.apply()
+    for batch in (x, y, x):
+        for each in (model, plain):
+            train(each, x=batch)
+        assert equal_gradients(model, plain)
+    assert made.verify(x).bitwise
+    made.remove()
+    made.apply()
+    train(model, x=x)
+    planned: Any = model.plan
+    assert planned is made
+
+
+def test_a_plan_that_was_read_waits_for_its_size(tmp_path: Path) -> None:
+    x = torch.randn(64, 32)
+    path = tmp_path / "plan.json"
+    plan(Tower(), x, budget_gb=1).save(path)
+    made = Plan.load(path, model := Tower())
+    made.apply()
+    for _ in range(2):
+        with pytest.raises(StalePlan, match="another graph"):
+            model(x[:20])
+    train(model, x=x)
+    planned: Any = model.plan
+    assert planned is made

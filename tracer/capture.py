@@ -37,7 +37,9 @@ from tracer.torch_private import (
     break_after,
     break_of,
     capture_is_off,
+    depends_on_data,
     dynamo_settings,
+    forget_code,
     forward_failed,
     hooks_of,
     layouts_as_run,
@@ -208,6 +210,10 @@ class GraphBreak(Exception):
     """Torch cannot trace the forward as one graph; says where and why."""
 
 
+class ForwardFailed(PlannerError):
+    """The forward itself fails for its arguments; found out without running it."""
+
+
 class CompiledForward:
     """A callable with the signature of the model's forward that runs captured graphs.
 
@@ -226,6 +232,7 @@ class CompiledForward:
         self.breaks: list[str] = []
         self._model, self._make_executor = model, make_executor
         self._captured_once = self._on_meta = False
+        self._data = ""  # where the last graph would read a number out of a tensor
         self._compiled = self._compile(whole=True)
         self._watch()
 
@@ -240,7 +247,7 @@ class CompiledForward:
         Raises:
             GraphBreak: it is not one graph. Nothing was executed; the next call runs pieces.
             UntraceableModel: torch cannot go on, or what runs depends on the content of tensors.
-            PlannerError: the forward itself fails.
+            ForwardFailed: the forward itself fails.
         """
         if capture_is_off():
             raise UntraceableModel(
@@ -265,12 +272,16 @@ class CompiledForward:
             if recompile_limit_hit(error):  # too many graphs: those that exist are forgotten
                 self._forget()
                 return self._run(args, kwargs)
-            reason = break_of(error)
+            reason = self._data or break_of(error)
             if forward_failed(error) or not self.whole or branches_on_data(reason):
                 raise _explained(error) from error
             self.breaks.append(reason)
             self._compiled = self._compile(whole=False)
             raise GraphBreak(self.breaks[0]) from error
+        except Exception:
+            if not self.whole:
+                forget_code(self._model)
+            raise
 
     def _forget(self) -> None:
         """Captures everything again."""
@@ -293,8 +304,12 @@ class CompiledForward:
         def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             self._watch()  # the modules may be others
             reason = break_after(module)
-            if reason and not whole and reason not in self.breaks:
+            known = {_place(b) for b in self.breaks}
+            if reason and not whole and _place(reason) not in known:
                 self.breaks.append(_acceptable(reason))
+            self._data = depends_on_data(module)
+            if self._data and whole:  # what costs depend on must be known before the step runs
+                raise GraphBreak(self._data)
             return _compile_graph(module, inputs, self._make_executor)
 
         # A size that changes becomes a symbol; not in pieces, where sizes may hang on data.
@@ -322,6 +337,12 @@ def _acceptable(reason: str) -> str:
             f"the model's forward branches on the content of a tensor at {reason}\n{_WAY_OUT}"
         )
     return reason
+
+
+def _place(reason: str) -> str:
+    """The "file:line" of a break; all of it where that is not known."""
+    where = reason.partition(": ")[0]
+    return reason if where == "unknown place" else where
 
 
 def _on_meta(model: torch.nn.Module) -> bool:
@@ -478,7 +499,7 @@ def _explained(error: Exception) -> PlannerError:
     """torch's message, which names the reason and the user's file and line, under a headline."""
     text = str(error).split("\nSet TORCHDYNAMO_VERBOSE")[0].strip()
     if forward_failed(error):
-        return PlannerError(
+        return ForwardFailed(
             f"the model's forward fails for these inputs (example_inputs): {_failure(text)}"
         )
     return UntraceableModel(f"torch cannot trace the model's forward:\n{text}\n{_WAY_OUT}")

@@ -18,6 +18,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -35,7 +36,9 @@ __all__ = [
     "break_after",
     "break_of",
     "capture_is_off",
+    "depends_on_data",
     "dynamo_settings",
+    "forget_code",
     "forward_failed",
     "hooks_of",
     "is_symbolic",
@@ -96,7 +99,8 @@ def dynamo_settings(*, recurrent: bool = False) -> Iterator[None]:
 
     Relies on `torch._dynamo.config` names that exist from torch 2.11 to 2.15. A recompile limit
     would make Dynamo run the model unplanned: reaching it raises instead. Log messages written
-    in a forward cannot be part of a graph; they are left out rather than refused.
+    in a forward cannot be part of a graph; they are left out rather than refused. Numbers and sizes
+    out of tensors end a piece: it must be priced before it runs.
 
     With `recurrent`, recurrent layers are traced step by step, which Dynamo refuses by default
     because the graphs are long. oneDNN is off meanwhile (`torch._C._set_mkldnn_enabled`):
@@ -113,6 +117,8 @@ def dynamo_settings(*, recurrent: bool = False) -> Iterator[None]:
         "accumulated_recompile_limit": 4096,
         "fail_on_recompile_limit_hit": True,
         "allow_rnn": recurrent,
+        "capture_scalar_outputs": False,  # in pieces; one graph always captures them
+        "capture_dynamic_output_shape_ops": False,
         ignored: getattr(config, ignored) | loggers,
     }
     enabled = torch._C._get_mkldnn_enabled()
@@ -176,6 +182,22 @@ def hooks_of(model: torch.nn.Module) -> Callable[[], tuple[Any, ...]]:
     return lambda: tuple(number for where, name in kept if where[name] for number in where[name])
 
 
+def forget_code(model: torch.nn.Module) -> None:
+    """Dynamo looks anew at the forwards of a model's modules and at the rests of them.
+
+    It takes no second look at code that raised while it was traced in pieces, and lets it run as
+    plain Python for ever. Relies on `torch._dynamo.convert_frame.input_codes`, all that it has
+    looked at, on a rest keeping the file of its whole, and on `reset_code`; torch 2.11 to 2.14.
+    """
+    forwards = (getattr(type(m).forward, "__code__", None) for m in model.modules())
+    files = {code.co_filename for code in forwards if code is not None}
+    with torch._dynamo.convert_frame.compile_lock:
+        for reference in torch._dynamo.convert_frame.input_codes.seen:
+            code = reference()
+            if code is not None and code.co_filename in files:
+                torch._C._dynamo.eval_frame.reset_code(code)
+
+
 def forward_failed(error: Exception) -> bool:
     """Whether tracing stopped because the forward itself raises for these inputs.
 
@@ -209,6 +231,20 @@ def break_after(module: fx.GraphModule) -> str:
     where = why.user_stack[-1] if why.user_stack else None
     place = f"{where.filename}:{where.lineno}" if where else "unknown place"
     return f"{place}: {why.reason.strip().splitlines()[0]}"
+
+
+def depends_on_data(module: fx.GraphModule) -> str:
+    """Where a Dynamo graph takes a number or a size out of a tensor, as "file:line: reason".
+
+    "" if it does not. Relies on `meta["example_value"]` and on `free_unbacked_symbols` of
+    `torch.fx.experimental.symbolic_shapes`: such a number is a symbol that no argument tells.
+    """
+    for node in module.graph.nodes:
+        if free_unbacked_symbols(node.meta.get("example_value")):
+            places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+            where = f"{places[-1][0]}:{places[-1][1]}" if places else "unknown place"
+            return f"{where}: a number or a size comes out of a tensor ({node.name})"
+    return ""
 
 
 def branches_on_data(reason: str) -> bool:
