@@ -16,7 +16,7 @@ RUN_TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS)
 demo: $(VENV)/.stamp-bench
 	$(BIN)/python examples/quickstart.py
 
-test: lint
+test: $(VENV)/.stamp-test
 	$(RUN_TESTS) -m 'not long'
 
 # The rest: tests/long.py names them. `make test-long ONLY=tests/test_distributed.py` runs some.

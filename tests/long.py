@@ -1,8 +1,8 @@
 """Tests that take about ten seconds or more on two cores; `make test-long` runs them.
 
-With them `make test` would take a quarter of an hour. Distributed training, the examples, the code
-of the pages, plan quality and graphs on the meta device are looked at here only. A line is the
-beginning of a test's name.
+With them `make test` would take a quarter of an hour. Distributed training, the examples, the
+command line, `fit`, the code of the pages, plan quality and graphs on the meta device are looked at
+here only. A line is the beginning of a test's name.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 LONG = (
     "test_bounds.py::test_bound_is_sharp_on_a_transformer",
     "test_bounds.py::test_the_boundary_program_that_presolve_went_round_in_ends",
+    "test_chain.py::test_binomial_schedules[4]",
+    "test_chain.py::test_binomial_schedules[5]",
     "test_chain.py::test_within_budget_and_above_the_bound",
-    "test_command_line.py::test_completion_of_the_shell",
-    "test_command_line.py::test_doctor",
-    "test_command_line.py::test_fit",
-    "test_command_line.py::test_from_the_start_of_the_interpreter",
+    "test_command_line.py",
     "test_compare.py::test_a_model_without_blocks_is_reported_and_the_rest_goes_on",
     "test_compare.py::test_an_unknown_variant_is_reported",
     "test_cost_cache.py::test_processes_that_write_at_once_lose_nothing",
@@ -24,6 +23,7 @@ LONG = (
     "test_examples.py",
     "test_fidelity.py::test_predicted_peaks_are_within_the_limits[half-allocated]",
     "test_fidelity.py::test_predicted_peaks_are_within_the_limits[small-dropped]",
+    "test_fit.py",
     "test_grid.py::test_grid[eager-lstm",
     "test_grid.py::test_grid[inductor-",
     "test_imports.py::test_a_folder_that_is_no_package_is_not_in_the_way",
@@ -31,6 +31,7 @@ LONG = (
     "test_inductor.py::test_dropout_replays_the_mask_of_eager_mode",
     "test_inductor.py::test_few_slices",
     "test_inductor.py::test_lowering_under_autocast",
+    "test_inductor.py::test_nothing_is_fused_over_a_kernel_in_between",
     "test_inductor.py::test_saved_set_and_peak_survive_lowering",
     "test_inductor.py::test_unrelated_loops_do_not_wait_for_each_other",
     "test_inductor.py::test_values_of_another_dtype_are_refused",
@@ -43,6 +44,7 @@ LONG = (
     "test_shapes.py::test_larger_sizes_are_planned_within_the_budget",
     "test_shapes.py::test_more_graphs_than_torch_holds",
     "test_shapes.py::test_two_hundred_steps_do_not_grow",
+    "test_shapes.py::test_what_is_captured_again_is_not_planned_again",
     "test_solvers.py::test_a_transformer_at_many_budgets",
     "test_solvers.py::test_combined_solvers_beat_the_baselines",
     "test_solvers.py::test_every_process_finds_the_same_plan",
@@ -53,6 +55,7 @@ LONG = (
     "test_trainers.py::test_accelerate[bf16]",
     "test_trainers.py::test_hugging_face[callback]",
     "test_training.py::test_another_shape_is_planned_within_the_budget",
+    "test_training.py::test_bitwise_and_within_budget[gpt2]",
     "test_training.py::test_bitwise_and_within_budget[llama]",
     "test_training.py::test_bitwise_and_within_budget[resnet]",
     "test_training.py::test_bitwise_and_within_budget[t5]",
@@ -61,4 +64,5 @@ LONG = (
     "test_training.py::test_dropout_replays_the_same_mask[gpt2]",
     "test_training.py::test_pending_plan_is_made_on_the_first_batch",
     "test_verify.py::test_recurrent_layers_are_one_graph",
+    "test_views.py::test_each_view_of_the_graphs_that_run_is_paid_for_once[resnet]",
 )
