@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from runtime.torch_private import version_of
+from tracer.torch_private import hooks_of
 
 
 class ModelState:
@@ -21,14 +22,19 @@ class ModelState:
 
     Random numbers are those of torch (CPU and the model's CUDA devices), of Python, of numpy, and
     of generators that the model's modules hold as attributes. Attributes are put back where they
-    are plain data: numbers, strings, None, tensors, and containers of these.
+    are plain data: numbers, strings, None, tensors, and containers of these. New ones are taken
+    away again, unless the run has also put on hooks or made parts of the model: those stay, and a
+    new attribute may be the note that this is done.
     """
 
     def __init__(self, model: torch.nn.Module, inputs: Iterable[torch.Tensor] = ()) -> None:
         self.model = model
         self.buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
         self.gradients = {n: p.grad for n, p in model.named_parameters()}
-        self._put_back = [*_generators(model), *_attributes(model), *_contents(inputs)]
+        self._hooks = hooks_of(model)
+        self._made = self._hooks(), _parts(model)
+        self._put_back = [*_generators(model), *_contents(inputs)]
+        self._attributes = _attributes(model)
 
     def restore(self, *, gradients: bool = False) -> None:
         """Puts all but gradients back; gradients too, or else sets them to None."""
@@ -40,6 +46,9 @@ class ModelState:
             parameter.grad = self.gradients[name] if gradients else None
         for put_back in self._put_back:
             put_back()
+        set_up = (self._hooks(), _parts(self.model)) != self._made
+        for attributes in self._attributes:
+            attributes.put_back(set_up=set_up)
 
 
 def _generators(model: torch.nn.Module) -> Iterator[Callable[[], Any]]:
@@ -59,25 +68,39 @@ def _generators(model: torch.nn.Module) -> Iterator[Callable[[], Any]]:
                 yield _later(setattr, own.bit_generator, "state", own.bit_generator.state)
 
 
-def _attributes(model: torch.nn.Module) -> Iterator[Callable[[], Any]]:
-    """Calls that put each module's own attributes back, and what stands in their containers.
+def _parts(model: torch.nn.Module) -> tuple[str, ...]:
+    """Names of modules, parameters and buffers."""
+    named = (model.named_modules(), model.named_parameters(), model.named_buffers())
+    return tuple(name for each in named for name, _ in each)
 
-    Torch's own modules are left out: those that wrap others keep attributes in step with state
-    that is not seen here, and lazy ones are other modules after their first forward.
+
+class _Attributes:
+    """A module's own attributes that are plain data, and what stands in their containers."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.own = vars(module)
+        self.names = frozenset(self.own)
+        self.plain = {n: v for n, v in self.own.items() if not _torchs(n) and _is_plain(v)}
+        self.contents = list(_contents(self.plain.values()))
+
+    def put_back(self, *, set_up: bool) -> None:
+        """`set_up`: the run has done more to the model, which new attributes may tell of."""
+        for name in () if set_up else self.own.keys() - self.names:
+            if not _torchs(name) and _is_plain(self.own[name]):
+                del self.own[name]
+        self.own.update(self.plain)
+        for put_back in self.contents:
+            put_back()
+
+
+def _attributes(model: torch.nn.Module) -> list[_Attributes]:
+    """Those of all modules but torch's own.
+
+    Of these, such as wrap others keep attributes in step with state that is not seen here, and lazy
+    ones are other modules after their first forward.
     """
-    for module in model.modules():
-        if type(module).__module__.partition(".")[0] != "torch":
-            own = vars(module)
-            plain = {n: v for n, v in own.items() if not _torchs(n) and _is_plain(v)}
-            yield _later(_put_back_attributes, own, frozenset(own), plain)
-            yield from _contents(plain.values())
-
-
-def _put_back_attributes(own: dict[str, Any], names: frozenset[str], plain: dict[str, Any]) -> None:
-    for name in own.keys() - names:
-        if not _torchs(name) and _is_plain(own[name]):
-            del own[name]
-    own.update(plain)
+    modules = (m for m in model.modules() if type(m).__module__.partition(".")[0] != "torch")
+    return [_Attributes(module) for module in modules]
 
 
 def _contents(values: Iterable[Any]) -> Iterator[Callable[[], Any]]:

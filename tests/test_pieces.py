@@ -458,3 +458,37 @@ def test_attributes_that_a_first_forward_makes_are_gone_again() -> None:
     plan(model, x, budget_gb=1)
     assert not hasattr(model, "rows")
     assert model.settings == {"width": 16}
+
+
+class SettingUp(nn.Module):
+    """Puts a hook on at its first forward, once, as transformers does to collect hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Block(16), Block(16)
+        self.kept: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if not hasattr(self, "ready"):
+            self.first.register_forward_hook(lambda _m, _i, y: self.kept.append(y.detach()))
+            self.ready = True
+        self.kept.clear()
+        x = self.first(x)
+        aside()
+        return self.second(x), list(self.kept)
+
+
+def test_what_a_first_forward_sets_up_is_set_up_once() -> None:
+    torch.manual_seed(0)
+    model = SettingUp()
+    plain = copy.deepcopy(model)
+    made = plan(model, X, budget_gb=1)
+    assert isinstance(made, Plan) and made.pieces
+    made.apply()
+    for _ in range(2):
+        (out, kept), (other, also) = plain(X), model(X)
+        assert len(kept) == len(also) == 1 and torch.equal(kept[0], also[0])
+        out.square().mean().backward()
+        other.square().mean().backward()
+    for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and torch.equal(p.grad, q.grad)
