@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from planner import InfeasibleBudget, Plan, StalePlan, UntraceableModel, plan
+from planner.engine import Engine
 from runtime import measure
 
 GB = 1e9
@@ -283,6 +284,61 @@ def test_a_number_of_which_nothing_is_made_costs_no_capture_per_step() -> None:
         assert said == f"{loss.item():.3f}" == f"{model.last:.3f}"
         found.append(model.plan)
     assert found[0] is found[1] is found[2]
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Block(64), Block(64)
+
+
+class Scaled(Pair):
+    """Divides by a number that is another one in each step."""
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        result: torch.Tensor = self.last(y / y.detach().norm().item())
+        return result
+
+
+class Trimmed(Pair):
+    """Cuts a padded batch to its longest sequence."""
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        longest = int(lengths.max())
+        inside = torch.arange(longest) < lengths[:, None]
+        result: torch.Tensor = self.last(self.first(x[:, :longest])) * inside[..., None]
+        return result
+
+
+@pytest.mark.parametrize("make", [Scaled, Trimmed])
+def test_numbers_and_sizes_from_data_are_captured_twice(
+    make: type[Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then they are symbols."""
+    found: list[Any] = []
+    original = Engine._executor
+
+    def counting(self: Engine, joint: Any) -> Any:
+        found.append(joint)
+        return original(self, joint)
+
+    monkeypatch.setattr(Engine, "_executor", counting)
+    model = make()
+    plain, lengths = copy.deepcopy(model), torch.tensor([3, 19, 7, 2])
+    made = plan(model, (torch.randn(4, 20, 64), lengths), budget_gb=1)
+    assert isinstance(made, Plan)
+    made.apply()
+    counts = []
+    for step in range(6):
+        x, shorter = torch.randn(4, 20, 64), lengths - (step > 1) * (step % 3)
+        for each in (model, plain):
+            each.zero_grad()
+            each(x, shorter).square().mean().backward()
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            assert p.grad is q.grad or torch.equal(p.grad, q.grad)  # type: ignore[arg-type]
+        counts.append(len(found))
+    assert counts[-1] == counts[3] <= 2 * len(made.pieces)
 
 
 def test_one_budget_for_all_pieces() -> None:

@@ -312,11 +312,8 @@ class CompiledForward:
                 raise GraphBreak(self._data)
             return _compile_graph(module, inputs, self._make_executor)
 
-        # A size that changes becomes a symbol; not in pieces, where sizes may hang on data.
-        dynamic = None if whole else False
-        return torch.compile(
-            _own_code(self._model), backend=backend, fullgraph=whole, dynamic=dynamic
-        )
+        # With `dynamic` left open, a size or a number that changes becomes a symbol.
+        return torch.compile(_own_code(self._model), backend=backend, fullgraph=whole)
 
 
 _WAY_OUT = (
