@@ -18,7 +18,10 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    free_unbacked_symbols,
+)
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -60,8 +63,9 @@ __all__ = [
     "unmark_varying",
 ]
 
-# What Dynamo raises; that it holds as many graphs as it may is no `TorchDynamoException`.
-DYNAMO_ERRORS = (TorchDynamoException, FailOnRecompileLimitHit)
+# What Dynamo raises. No `TorchDynamoException` is that it holds as many graphs as it may, nor that
+# `if tensor.item():` asks for a number.
+DYNAMO_ERRORS = (TorchDynamoException, FailOnRecompileLimitHit, GuardOnDataDependentSymNode)
 # As many graphs as Dynamo may hold of one model while a new one is captured.
 GRAPHS = 64
 
@@ -251,10 +255,13 @@ def branches_on_data(reason: str) -> bool:
     """Whether a break stands where Python asks for a tensor's content to decide what comes next.
 
     Relies on Dynamo's words: a headline from torch 2.7 on, `generic_jump` inside a piece, and the
-    symbolic shapes' "guard on data-dependent expression" for a number taken out of a tensor.
+    symbolic shapes' "guard on data-dependent expression" for a number taken out of a tensor, which
+    is a branch where the expression compares.
     """
-    said = ("Data-dependent branching", "generic_jump", "guard on data-dependent expression")
-    return any(words in reason for words in said)
+    if any(words in reason for words in ("Data-dependent branching", "generic_jump")):
+        return True
+    guarded = re.search(r"guard on data-dependent expression (.+?) \(unhinted", reason)
+    return guarded is not None and bool(re.search(r"[<>]|\b(Eq|Ne)\(", guarded[1]))
 
 
 def mark_varying(tensor: torch.Tensor, dim: int) -> None:
