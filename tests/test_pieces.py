@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from planner import InfeasibleBudget, Plan, StalePlan, UntraceableModel, plan
-from planner.engine import Engine
 from runtime import measure
+from tests.captured import captures
 
 GB = 1e9
 BREAK = "tests/test_pieces.py"
@@ -333,14 +333,7 @@ def test_numbers_and_sizes_from_data_are_captured_twice(
     make: type[Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then they are symbols."""
-    found: list[Any] = []
-    original = Engine._executor
-
-    def counting(self: Engine, joint: Any) -> Any:
-        found.append(joint)
-        return original(self, joint)
-
-    monkeypatch.setattr(Engine, "_executor", counting)
+    found = captures(monkeypatch)
     model = make()
     plain, lengths = copy.deepcopy(model), torch.tensor([3, 19, 7, 2])
     made = plan(model, (torch.randn(4, 20, 64), lengths), budget_gb=1)

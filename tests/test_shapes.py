@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from planner import Plan, PlannerError, StalePlan, plan
-from planner.engine import Engine
 from planner.solving import solve
 from runtime import measure
+from tests.captured import captures
 from tests.models import bert
 from tracer import torch_private
 
@@ -39,19 +39,6 @@ def train(model: nn.Module, **batch: torch.Tensor) -> None:
     model.zero_grad()
     result = model(**batch)
     (result if isinstance(result, torch.Tensor) else result.loss).backward()
-
-
-def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every joint graph captured from now on."""
-    found: list[Any] = []
-    original = Engine._executor
-
-    def counting(self: Engine, joint: Any) -> Any:
-        found.append(joint)
-        return original(self, joint)
-
-    monkeypatch.setattr(Engine, "_executor", counting)
-    return found
 
 
 def equal_gradients(one: nn.Module, other: nn.Module) -> bool:
