@@ -129,10 +129,20 @@ def process_peak(step: Callable[[], object]) -> int:
 
 
 def median_seconds(steps: Mapping[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
-    """Median wall time of each step, for comparing them in one process.
+    """Median wall time of each step, of `interleaved_seconds`."""
+    seconds = interleaved_seconds(steps, rounds)
+    return {name: statistics.median(times) for name, times in seconds.items()}
 
-    Each round calls every step once, in turn, so that a slow moment of the machine hits all of
-    them alike. One round more, first, warms up and is not counted. CUDA is waited for.
+
+def interleaved_seconds(
+    steps: Mapping[str, Callable[[], object]], rounds: int = 5
+) -> dict[str, list[float]]:
+    """Wall times of each step, one a round, for comparing them in one process.
+
+    Each round calls every step once, so that a slow moment of the machine hits all of them alike;
+    every second round goes backwards, so that none always follows the same other one, whose caches
+    and freed memory it finds. One round more, first, warms up and is not counted. CUDA is waited
+    for.
 
     Raises:
         ValueError: fewer than one round.
@@ -140,14 +150,14 @@ def median_seconds(steps: Mapping[str, Callable[[], object]], rounds: int = 5) -
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, not {rounds}")
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds + 1):
-        for name, step in steps.items():
+    for number in range(rounds + 1):
+        for name in list(steps)[:: -1 if number % 2 else 1]:
             _wait_for_cuda()
             start = time.perf_counter()
-            step()
+            steps[name]()
             _wait_for_cuda()
             seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times[1:]) for name, times in seconds.items()}
+    return {name: times[1:] for name, times in seconds.items()}
 
 
 def _wait_for_cuda() -> None:
