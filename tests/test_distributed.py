@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 import torch
 import torch.distributed as dist
@@ -31,7 +32,20 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without d
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    folder = tmp_path_factory.mktemp("ranks")
+    """Of one run, also where workers share these tests: who comes second waits and reads."""
+    temporary = tmp_path_factory.getbasetemp()
+    shared = temporary.parent if "PYTEST_XDIST_WORKER" in os.environ else temporary
+    with filelock.FileLock(shared / "ranks.lock"):
+        folder = shared / "ranks"
+        if not (folder / "results.json").exists():
+            _run_ranks(folder)
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    lines = (folder / "examples.jsonl").read_text().splitlines()
+    return found | {(row := json.loads(line))["name"]: row["ranks"] for line in lines}
+
+
+def _run_ranks(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
     command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     done = subprocess.run(
         [sys.executable, *command, "-m", "tests.ranks", str(folder / "results.json")],
@@ -42,9 +56,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
         check=False,
     )
     assert (folder / "results.json").exists(), done.stdout + done.stderr
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    lines = (folder / "examples.jsonl").read_text().splitlines()
-    return found | {(row := json.loads(line))["name"]: row["ranks"] for line in lines}
 
 
 def ranks(results: dict[str, list[dict[str, Any]]], name: str) -> list[dict[str, Any]]:
