@@ -40,7 +40,14 @@ from runtime.module import (
     without_backward_hooks,
 )
 from runtime.torch_private import transformed
-from tracer.capture import CompiledForward, ForwardFailed, GraphBreak, JointGraph, sizes_may_vary
+from tracer.capture import (
+    CompiledForward,
+    ForwardFailed,
+    GraphBreak,
+    JointGraph,
+    not_holding,
+    sizes_may_vary,
+)
 from tracer.errors import PlannerError
 from tracer.extract import StepGraph, extract, likely_absent
 from tracer.fused import moved_ahead
@@ -393,7 +400,7 @@ class Engine:
         return self._compiled(*inputs.args, **inputs.kwargs)
 
     def _executor(self, joint: JointGraph) -> StepExecutor:
-        return StepExecutor(joint, self._choose)
+        return StepExecutor(joint, not_holding(self._choose))
 
     def traced(self, executor: StepExecutor, arguments: Sequence[Any]) -> Traced:
         """A captured graph and how it was called."""

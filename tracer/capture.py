@@ -16,11 +16,12 @@ import dataclasses
 import itertools
 import re
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import fx
@@ -52,6 +53,8 @@ from tracer.torch_private import (
 )
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,19 +304,43 @@ class CompiledForward:
             yield
 
     def _compile(self, *, whole: bool) -> Callable[..., Any]:
+        captured = not_holding(self._captured)
+
         def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            self._watch()  # the modules may be others
-            reason = break_after(module)
-            known = {_place(b) for b in self.breaks}
-            if reason and not whole and _place(reason) not in known:
-                self.breaks.append(_acceptable(reason))
-            self._data = depends_on_data(module)
-            if self._data and whole:  # what costs depend on must be known before the step runs
-                raise GraphBreak(self._data)
-            return _compile_graph(module, inputs, self._make_executor)
+            return captured(module, inputs, whole=whole)
 
         # With `dynamic` left open, a size or a number that changes becomes a symbol.
         return torch.compile(_own_code(self._model), backend=backend, fullgraph=whole)
+
+    def _captured(
+        self, module: fx.GraphModule, inputs: Sequence[Any], *, whole: bool
+    ) -> Callable[..., Any]:
+        """What runs in place of a graph that Dynamo has made."""
+        self._watch()  # the modules may be others
+        reason = break_after(module)
+        known = {_place(b) for b in self.breaks}
+        if reason and not whole and _place(reason) not in known:
+            self.breaks.append(_acceptable(reason))
+        self._data = depends_on_data(module)
+        if self._data and whole:  # what costs depend on must be known before the step runs
+            raise GraphBreak(self._data)
+        return _compile_graph(module, inputs, self._make_executor)
+
+
+def not_holding(method: Callable[P, R]) -> Callable[P, R]:
+    """Calls a bound method while its object lives, and does not keep the object alive.
+
+    For what torch is handed: Dynamo remembers backends for the life of the process, and what it
+    compiled until the code object that was compiled is gone, which the same object holds.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        bound = reference()
+        assert bound is not None, "a planned forward runs, and its planner is gone"
+        return bound(*args, **kwargs)
+
+    return call
 
 
 _WAY_OUT = (
