@@ -7,9 +7,14 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.long import LONG
 from tracer.measured import MeasuredCosts
+
+# Tests are not timed: an example takes long where the machine is busy.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -30,7 +30,7 @@ from tests.graphs import chain_graph, small_problems, transformer_graph
 CASES = int(os.environ.get("CASES", "100"))
 
 
-@settings(max_examples=CASES, deadline=None)
+@settings(max_examples=CASES)
 @given(small_problems(), st.data())
 def test_no_schedule_beats_the_bound(problem: Problem, data: st.DataObject) -> None:
     instance = Instance(problem)
@@ -58,7 +58,7 @@ def test_very_large_graphs_have_the_relaxed_bound(monkeypatch: pytest.MonkeyPatc
     assert graph.time_ns < lower_bound(instance, budget) < exact
 
 
-@settings(max_examples=CASES, deadline=None)
+@settings(max_examples=CASES)
 @given(small_problems(), st.data())
 def test_closing_keeps_the_optimum_between_bound_and_order(
     problem: Problem, data: st.DataObject
@@ -78,7 +78,7 @@ def test_closing_keeps_the_optimum_between_bound_and_order(
     assert instance.obeys(found.order)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(small_problems())
 def test_more_moments_never_lower_the_optimum(problem: Problem) -> None:
     """Of whole numbers; the relaxation may differ."""
@@ -95,7 +95,7 @@ def test_more_moments_never_lower_the_optimum(problem: Problem) -> None:
     assert optima[1] <= optima[2] + 1e-6
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(small_problems())
 def test_unavoidable_peak(problem: Problem) -> None:
     instance = Instance(problem)

@@ -115,7 +115,7 @@ def test_pickled_as_data(curve: Frontier) -> None:
         other.plan(curve.points[0].budget_bytes / 1e9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(small_problems())
 def test_every_point_of_a_sweep_is_certified(problem: Problem) -> None:
     graph = problem.graph

@@ -104,7 +104,7 @@ def test_gradients_stay_unless_they_accumulate() -> None:
     assert {graph.values[v].kind for v in held} == {Kind.OUTPUT}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(small_graphs(), st.randoms(use_true_random=False))
 def test_memory_is_what_the_steps_hold(graph: ComputationGraph, rnd: random.Random) -> None:
     schedule = Schedule.from_order(graph, with_second_runs(graph, rnd))
@@ -123,7 +123,7 @@ def test_memory_is_what_the_steps_hold(graph: ComputationGraph, rnd: random.Rand
         before = held
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(small_graphs(), st.randoms(use_true_random=False))
 def test_fast_price_is_the_simulators(graph: ComputationGraph, rnd: random.Random) -> None:
     order = with_second_runs(graph, rnd)
@@ -140,7 +140,7 @@ def test_fast_price_is_the_simulators(graph: ComputationGraph, rnd: random.Rando
     assert instance.time_of(order) == found.time_ns
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(small_graphs(), st.randoms(use_true_random=False))
 def test_timeline_edits(graph: ComputationGraph, rnd: random.Random) -> None:
     order = with_second_runs(graph, rnd)

@@ -61,7 +61,7 @@ def at_fraction(graph: ComputationGraph, fraction: float) -> Problem:
     return Problem(graph, graph.fixed + int(fraction * (peak - graph.fixed)))
 
 
-@settings(max_examples=CASES, deadline=None)
+@settings(max_examples=CASES)
 @given(small_problems())
 def test_against_the_oracle(problem: Problem) -> None:
     instance = Instance(problem)
@@ -82,7 +82,7 @@ def test_against_the_oracle(problem: Problem) -> None:
     assert all(time >= optimum for time in times.values())
 
 
-@settings(max_examples=max(10, CASES // 8), deadline=None)
+@settings(max_examples=max(10, CASES // 8))
 @given(small_problems(max_forward=12, max_backward=8))
 def test_larger_ones_against_the_oracle(problem: Problem) -> None:
     """Up to twelve forward operations, of which the oracle can look at nearly all schedules."""
@@ -105,7 +105,7 @@ def test_larger_ones_against_the_oracle(problem: Problem) -> None:
         assert time == optimum or name not in ("ilp", "auto")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(small_problems())
 def test_the_minimum_works_and_a_byte_less_does_not(problem: Problem) -> None:
     graph = problem.graph
@@ -123,7 +123,7 @@ def test_the_minimum_works_and_a_byte_less_does_not(problem: Problem) -> None:
     assert caught.value.minimum_bytes == least
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(small_graphs(max_forward=14, max_backward=10), st.floats(0.0, 1.0))
 def test_combined_solvers_beat_the_baselines(graph: ComputationGraph, share: float) -> None:
     """Graphs too large for the oracle: the path that large models take."""
@@ -195,7 +195,7 @@ def test_nothing_to_do() -> None:
     assert solution.exact
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(small_problems(wishes=False), st.randoms(use_true_random=False))
 def test_names_and_numbers_do_not_matter(problem: Problem, rnd: object) -> None:
     graph = problem.graph
@@ -276,7 +276,7 @@ def test_staged_names_the_moments_that_bind() -> None:
     assert all(0 <= t < len(problem.graph.operations) for t, _ in found.binding)
 
 
-@settings(max_examples=max(5, CASES // 20), deadline=None)
+@settings(max_examples=max(5, CASES // 20))
 @given(small_problems(max_forward=12, max_backward=8))
 def test_twelve_forward_operations_against_the_oracle(problem: Problem) -> None:
     """The integer program is exact on graphs that the oracle only just gets through."""
