@@ -28,7 +28,7 @@ from planner.state import ModelState
 from planner.summary import summarise
 from runtime.recording import Recording
 from tracer.errors import PlannerError, UntraceableModel
-from tracer.extract import StepGraph, loss_bytes
+from tracer.extract import StepGraph, in_float32, loss_bytes
 from tracer.graph import Kind
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ class PiecewisePlanner:
         traced = [engine.traced(*call) for call in recording.calls]
         recording.finish(outputs, engine.model.parameters())
         steps = [self._step(t, inputs, last=t is traced[-1]) for t in traced]
-        loss = loss_bytes(map(engine.pricing.costs.allocated, recording.differentiated))
+        made = (in_float32(t, t.nbytes) for t in recording.differentiated)
+        loss = loss_bytes(map(engine.pricing.costs.allocated, made))
         for i in reversed(range(len(steps))):  # the last that has a backward, which starts there
             own = steps[i].outside_loss
             if own is not None:

@@ -66,9 +66,9 @@ class Recording:
         return sum(n for _, n in self._noted) - min(sum(own), outputs)
 
     @property
-    def differentiated(self) -> list[int]:
-        """Bytes of each returned tensor that the caller may make a loss from."""
-        return [t.nbytes for t in self._returned]
+    def differentiated(self) -> tuple[torch.Tensor, ...]:
+        """The returned tensors that the caller may make a loss from."""
+        return tuple(self._returned)
 
     def waiting(self) -> list[int]:
         """For each piece the bytes of gradients that wait while its backward runs.

@@ -560,6 +560,41 @@ def test_autocast_is_that_of_the_forward() -> None:
     assert_same(model, twin)
 
 
+class Speaker(nn.Module):
+    """Logits that are large beside everything else, for a loss outside."""
+
+    def __init__(self, *, breaks: bool) -> None:
+        super().__init__()
+        self.trunk, self.head, self.breaks = Perceptron(32, 4), nn.Linear(32, 2000), breaks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.trunk(x)
+        if self.breaks:
+            torch.compiler.disable(print)(end="")
+        result: torch.Tensor = self.head(h)
+        return result
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_room_for_a_loss_in_float32_outside(breaks: bool) -> None:
+    """Autocast makes cross-entropy in float32, two times the bytes of the logits and more."""
+    torch.manual_seed(0)
+    model, x, target = Speaker(breaks=breaks), torch.randn(256, 32), torch.randint(2000, (256,))
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(x), target)
+        loss.backward()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        made = tight(model, x, 0.0)
+        assert made.verify(x).within_budget
+    made.apply()
+    step()
+    model.zero_grad()
+    assert measure(step, model, inputs=(x, target)).peak_bytes <= made.budget_bytes
+
+
 class UsedTwice(nn.Module):
     """Products under autocast with a part that is exempt from it; what it reads is read twice."""
 

@@ -125,6 +125,14 @@ def loss_bytes(outputs: Iterable[int]) -> int:
     return 3 * sum(outputs)
 
 
+def in_float32(tensor: torch.Tensor, nbytes: int) -> int:
+    """Bytes of the same elements as a loss reckons with them, under autocast or by its own cast.
+
+    Cross-entropy of bfloat16 logits holds log-probabilities and gradients in float32.
+    """
+    return nbytes * max(1, torch.float32.itemsize // tensor.element_size())
+
+
 def likely_absent(joint: JointGraph) -> frozenset[int]:
     """The tangents that will probably not arrive.
 
@@ -283,7 +291,7 @@ class _Builder:
         """Stands for the loss that the caller computes from outputs that are not scalars."""
         tangents = [t for i, t in enumerate(self.joint.tangents) if i not in absent]
         made = [v for t in tangents if not _is_scalar(t) for v in tensors_of(t)]
-        held = loss_bytes(self.costs.allocated(_storage_bytes(v)) for v in made)
+        held = loss_bytes(self.costs.allocated(in_float32(v, _storage_bytes(v))) for v in made)
         index = len(self.operations)  # there in every pattern: operations keep their numbers
         self.operations.append(
             Operation(index, "loss", "the caller's loss", Phase.BACKWARD, (), (), 0, held, False)
