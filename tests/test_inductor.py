@@ -206,6 +206,20 @@ def test_a_sum_of_many_products_waits_for_all_of_them() -> None:
     assert sums[-1].workspace == 8 * x.nbytes
 
 
+@pytest.mark.parametrize("norm", [nn.GroupNorm(4, 16), nn.BatchNorm2d(16)])
+def test_a_norms_backward_has_room_for_float32_in_between(norm: nn.Module) -> None:
+    """What it reads once for its sums and once for its result is written as it was computed."""
+    model, x = nn.Sequential(nn.Conv2d(3, 16, 1), norm, nn.SiLU()), torch.randn(4, 3, 32, 32)
+    held = {}
+    for backend in ("eager", INDUCTOR):
+        with torch.autocast("cpu", torch.bfloat16):
+            made = plan(model, x, budget_gb=1, backend=backend, hardware="a100-80gb")
+        assert isinstance(made, Plan)
+        (own,) = (o for o in made.graph.operations if "norm_backward" in o.name)
+        held[backend] = own.workspace
+    assert held[INDUCTOR] == held["eager"] + 2 * 4 * (4 * 16 * 32 * 32)
+
+
 def test_unrelated_loops_do_not_wait_for_each_other() -> None:
     """In one function, buffers of all loops up to the next convolution would be there at once."""
 

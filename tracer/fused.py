@@ -10,7 +10,8 @@ one time what the schedule computes apart, with readers in between (the gradient
 of a product), or move an operation ahead. While an element-wise operation with such neighbours
 runs, room for `BESIDE` more results of its size is counted; during the whole step, `moved_ahead`.
 And a kernel that does the work of a chain, a sum of many products for one, reads at its end what
-the schedule has dropped on the way: the last of a chain has room for that.
+the schedule has dropped on the way: the last of a chain has room for that. The backward of a norm
+that reduces over more than rows ends such a chain, and what it reads twice is written in float32.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ _ROWS = (
     aten.sum,
     aten.var_mean,
 )
+
+# Reductions over more than rows, taken apart into several kernels. The gradient that comes in and
+# what its chain computes on the way stand in between as float32, whatever their dtype.
+_NORMS_BACKWARD = (aten.native_group_norm_backward, aten.native_batch_norm_backward)
 
 BESIDE = 2
 MEMBERS = 64  # operations of one kernel, at most: Inductor's own limit
@@ -79,6 +84,8 @@ class FusedCosts:
     def cost(self, node: fx.Node) -> OperationCost:
         """The cost of one node, with the time of the bytes that move."""
         cost = self._costs.cost(node)
+        if _is_norm_backward(node):
+            return OperationCost(cost.time_ns, cost.workspace + self._between(node), cost.outputs)
         if not is_fused(node):
             return cost
         moved, every = _bytes(node)
@@ -92,6 +99,11 @@ class FusedCosts:
         read, held = _chain(node)
         waiting = sum(map(self._allocated, read)) - sum(map(self._allocated, held))
         return max(BESIDE * self._allocated(node), waiting)
+
+    def _between(self, node: fx.Node) -> int:
+        """Bytes that the kernels of a norm's backward hand to each other."""
+        (gradient,) = output_tensors(node.all_input_nodes[0])
+        return BESIDE * self.allocated(int(gradient.numel()) * torch.float32.itemsize)
 
     def _allocated(self, node: fx.Node) -> int:
         return self.allocated(_size(node))
@@ -110,6 +122,10 @@ def is_fused(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(target, OpOverload) or is_random(node):
         return False
     return _is_pointwise(node) or target.overloadpacket in _ROWS
+
+
+def _is_norm_backward(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target.overloadpacket in _NORMS_BACKWARD
 
 
 def _bytes(node: fx.Node) -> tuple[int, int]:
