@@ -207,6 +207,7 @@ def test_doctor_says_what_is_wrong(folder: Path) -> None:
         (("plann",), 2, "No such command"),
         (("plan", "train:build"), 2, "--budget-gb"),
         (("plan", "train", *TIGHT), 1, "MODULE:FUNCTION"),
+        (("plan", "train.py:build", *TIGHT), 1, "MODULE:FUNCTION"),
         (("plan", "nowhere:build", *TIGHT), 1, "cannot be imported"),
         (("plan", "train:breaks", *TIGHT), 1, "no such file: data.bin"),
         (("plan", "train:no_inputs", *TIGHT), 1, "return (model, batch)"),

@@ -159,7 +159,7 @@ class MeasuredCosts:
         if not cuda and profiler_running():
             raise PlannerError(
                 "operations cannot be measured while a torch profiler records; plan before it "
-                "starts, or from hardware="
+                "starts (other batch sizes too, with dynamic=), or from hardware="
             )
         with plain_eager(), torch.random.fork_rng([self.device] if cuda else []):
             torch.manual_seed(0)

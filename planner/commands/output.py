@@ -70,7 +70,7 @@ def bars() -> Iterator[None]:
 def imported(name: str) -> Any:
     """The object that MODULE:FUNCTION names."""
     module_name, _, function_name = name.partition(":")
-    if not function_name:
+    if not function_name or module_name.endswith(".py"):
         raise PlannerError(f"{name!r} is not MODULE:FUNCTION, such as train:build")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does: the user's files stand here
